@@ -36,8 +36,8 @@ import torch
 
 from benchmarks.table_files import write_table
 from credibly.tables import Config, TableRun, fit_table, prepare
+from credibly.tables.files.reading import batches
 from credibly.tables.guarantee import guaranteed
-from credibly.tables.reading import batches
 
 BATCH = 1_000
 PARTS = ("throughput", "latency", "memory", "malformed", "kill")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from credibly.tables import Config, TableRun, fit_table, prepare
-from credibly.tables.writing import TableWriter
+from credibly.tables.files.writing import TableWriter
 
 
 def write_table(path: Path, rows: int, seed: int = 0) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import credibly as cr
 from benchmarks.coverage_tables import Rows, diabetes, uci
 from benchmarks.gaps import SETTINGS, UCI, Array, synthetic
-from credibly.tables import training_gaps
+from credibly.tables.missing import training_gaps
 
 FRACTION = 0.1
 

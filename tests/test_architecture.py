@@ -19,7 +19,8 @@ ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
     "backends", "forward", "frozen", "problem", "peft", "predictive", "metrics", "diagnostics", "conformal", "storage",
     "curvature", "posterior", "inference", "methods", "integrations", "data", "plot", "comparing", "decide",
-    "continual", "active", "tables", "export", "report", "demo", "web", "cli", "__main__",
+    "continual", "active", "tables.cells", "tables.files", "tables", "export", "report", "demo", "web", "cli",
+    "__main__",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,18 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("python", "sh", "text", "math", "toml", "json", "")
+# Pages of features with tests of their own, whose code takes several seconds.
+SLOW = (
+    "docs/howto/language-models.md",
+    "docs/howto/export.md",
+    "docs/howto/compare-models.md",
+    "docs/howto/scikit-learn.md",
+    "docs/howto/pretrained.md",
+    "docs/howto/continual.md",
+    "docs/methods/dropout.md",
+    "docs/methods/mclmc.md",
+    "docs/methods/mile.md",
+)
 VERBS = (
     "fit",
     "predict",
@@ -53,7 +66,16 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def with_code():
+    """Return the pages with Python code, the slow ones marked as nightly."""
+    return [
+        pytest.param(path, marks=pytest.mark.nightly if name_of(path) in SLOW else ())
+        for path in PAGES
+        if blocks(path, "python")
+    ]
+
+
+@pytest.mark.parametrize("path", with_code(), ids=[name_of(p.values[0]) for p in with_code()])
 def test_python_blocks_run(path, tmp_path, monkeypatch, one_thread):
     import matplotlib.pyplot as plt
 
@@ -256,11 +278,19 @@ def test_pictures_are_light_and_have_no_date():
         assert 'style="fill: #ffffff"/>' not in text.partition('id="axes_1"')[0]
 
 
-def test_pictures_can_be_drawn(tmp_path, monkeypatch, one_thread):
-    import runpy
+@pytest.fixture(scope="module")
+def script():
+    """The names that the script of the pictures defines."""
+    return runpy.run_path(str(DOCS / "pictures.py"), run_name="pictures")
 
-    script = runpy.run_path(str(DOCS / "pictures.py"), run_name="pictures")
+
+def test_every_picture_shown_is_drawn_by_the_script(script):
     assert {f"pictures/{name}.svg" for name in script["PICTURES"] | script["GALLERY"]} == shown_pictures()
-    # The others take longer and use the same functions.
-    for name in ("star", "kinds", "method-mle"):
-        assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")
+
+
+# The others take longer and use the same functions.
+@pytest.mark.parametrize(
+    "name", ["method-mle", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("star", "kinds"))]
+)
+def test_pictures_can_be_drawn(script, name, tmp_path, one_thread):
+    assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")

@@ -45,8 +45,12 @@ def test_notebooks_have_no_traces_of_a_machine(path):
     assert path.stat().st_size < 400_000
 
 
+# The fourth takes as long as the others together; tests of tables and of conformal prediction run what it shows.
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=pytest.mark.nightly if p.name.startswith("4") else (), id=p.stem) for p in NOTEBOOKS],
+)
 def test_code_of_notebooks_runs(path, tmp_path, monkeypatch):
     import matplotlib as mpl
     import matplotlib.pyplot as plt

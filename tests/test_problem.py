@@ -259,6 +259,7 @@ def test_the_callers_network_and_data_are_left_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # compiled training and compiled samplers evaluate the same density
 def test_compiled_equals_eager():
     problem = small_problem(likelihood=Gaussian())
     theta = randn(4, problem.dim, seed=1, dtype=f64)

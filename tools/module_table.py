@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "modules.md"
 HEAD = """# Which networks work with which method
 
-Any `nn.Module` can be passed to `Problem`. This table has {count} small networks and forward-pass idioms. The test suite
-fits each of them with every method, so each cell shows tested behaviour. A number marks a combination that is rejected,
+Any `nn.Module` can be passed to `Problem`. This table has {count} small networks and forward-pass idioms. Tests fit
+each of them with every method, so each cell shows tested behaviour. A number marks a combination that is rejected,
 with the message listed below the table. If all methods reject a network, `Problem` raises the error before any work.
 
 Wrappers (`DataParallel`, `DistributedDataParallel`, `torch.compile`) are unwrapped to the module inside. The network is

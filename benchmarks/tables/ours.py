@@ -48,10 +48,10 @@ def fit(rows: Rows) -> Numbers | Classes:
     """
     from credibly.report import assess
     from credibly.tables import fit_table, prepare
+    from credibly.tables.choices.table_choice import choose_table
     from credibly.tables.config import Config
     from credibly.tables.guarantee import guaranteed
     from credibly.tables.summarise import summarise
-    from credibly.tables.table_choice import choose_table
 
     table = rows.table
     with tempfile.TemporaryDirectory() as folder:

@@ -88,7 +88,7 @@ class Emulated(CudaDensity):
 
 CASES = [
     # likelihood, hidden, rows, inputs, activation, dtype, warps, blocks, integrator
-    ("gaussian", (5,), 40, 3, "silu", torch.float64, 1, 1, "leapfrog"),
+    pytest.param(("gaussian", (5,), 40, 3, "silu", torch.float64, 1, 1, "leapfrog"), marks=pytest.mark.nightly),
     ("gaussian", (50,), 70, 13, "silu", torch.float32, 2, 1, "leapfrog"),
     ("learned", (7, 6), 70, 4, "tanh", torch.float64, 2, 1, "minimum-error"),
     ("two", (33,), 33, 2, "sigmoid", torch.float64, 1, 1, "leapfrog"),

@@ -199,14 +199,6 @@ class TestCases:
         assert [row.peer for row in found] == ["one process"]
         assert len(found[0].ours) == len(found[0].baseline) == 2
 
-    def test_a_case_runs_in_its_own_process(self, tmp_path):
-        one = next(c for c in suite.all_cases(["mixing"]) if c.name == "mixing")
-        assert one.run is mixing.comparisons
-        found = suite.run_in_subprocess(one, Setting(repeats=1, seconds=1e-3, quick=True, threads=1), tmp_path)
-        assert found["failure"] is None
-        assert found["rows"][0]["credibly_s"] > 0
-        assert json.loads((tmp_path / "mixing.json").read_text())["case"] == "mixing"
-
     def test_a_process_that_dies_is_reported(self, tmp_path):
         found = suite.run_in_subprocess(case("no-such-case", two_rows), Setting(), tmp_path)
         assert found["failure"].startswith("exited with status")
@@ -267,8 +259,9 @@ class TestCommand:
         assert "bayesian-torch" in printed
 
     def test_a_run_from_end_to_end(self, tmp_path, monkeypatch, capsys):
+        """The case runs in its own process."""
         monkeypatch.setattr(floors, "MATRICES", (64,))
-        monkeypatch.setattr(suite, "run_in_subprocess", lambda one, setting, out: suite.run_in_process(one, setting))
+        assert next(c for c in suite.all_cases(["mixing"]) if c.name == "mixing").run is mixing.comparisons
         page = tmp_path / "page.md"
         page.write_text("\n".join(["# Speed", *results.marks("cpu"), ""]))
         argv = ["--cases", "mixing", "--quick", "--threads", "1", "--out", str(tmp_path / "o"), "--page", str(page)]
@@ -277,6 +270,9 @@ class TestCommand:
             assert command.main(argv) == 0
         finally:
             torch.set_num_threads(before)
+        (found,) = json.loads((tmp_path / "o" / "results.json").read_text())["cases"]
+        assert (found["case"], found["failure"]) == ("mixing", None)
+        assert found["rows"][0]["credibly_s"] > 0
         assert "| mixing" in page.read_text()
         assert (tmp_path / "o" / "results.md").read_text() in page.read_text()
 

@@ -17,7 +17,11 @@ from benchmarks.posteriordb.torch_arrays import TorchArrays
 
 DOUBLE = torch.float64
 # The quick ones. `python -m benchmarks.posteriordb` samples all of them.
-SAMPLED = (("arma-arma11", "NUTS"), ("gp_pois_regr-gp_regr", "NUTS"), ("gp_pois_regr-gp_regr", "HMC"))
+SAMPLED = (
+    pytest.param("arma-arma11", "NUTS", marks=pytest.mark.nightly),
+    ("gp_pois_regr-gp_regr", "NUTS"),
+    ("gp_pois_regr-gp_regr", "HMC"),
+)
 
 
 def points_of(posterior, model):

@@ -20,7 +20,7 @@ from credibly.cli.options import _names
 from credibly.errors import InputError
 from credibly.tables import TableRun
 from credibly.tables.config import read_config
-from credibly.tables.reading import read_table
+from credibly.tables.files.reading import read_table
 from own_tables import MAP, call, refused
 
 ROWS = 120

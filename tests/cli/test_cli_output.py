@@ -18,9 +18,9 @@ import pytest
 from credibly.cli.output import PrintableFormatter, in_markup
 from credibly.core import interrupts
 from credibly.core.text import printable
-from credibly.tables.reading import read_table
-from credibly.tables.row_samples import sample_rows
-from credibly.tables.writing import TableWriter
+from credibly.tables.files.reading import read_table
+from credibly.tables.files.row_samples import sample_rows
+from credibly.tables.files.writing import TableWriter
 from own_tables import MAP, call, refused, write
 
 CLEAR = "\x1b[2J"

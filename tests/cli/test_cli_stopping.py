@@ -198,7 +198,7 @@ class TestOthers:
             "sys.dont_write_bytecode = True\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job that a shell started with &\n"
             f"sys.argv = ['credibly', 'predict', {str(known[0] / 'run')!r}, 'some.csv', '--out', 'p.csv']\n"
-            "from credibly.tables.writing import TableWriter\n"
+            "from credibly.tables.files.writing import TableWriter\n"
             "def write(self, columns):\n"
             "    import slow_module\n"
             "    time.sleep(30)\n"

@@ -258,7 +258,7 @@ class TestPredict:
         found = call("predict", place / "run", place / "house.csv", "--out", place / "all.parquet", "--json")
         assert json.loads(found.stdout)["rows"] == 160
         reported = read(place / "all.parquet")
-        from credibly.tables.reading import read_table
+        from credibly.tables.files.reading import read_table
 
         run = TableRun.load(place / "run")
         predictive = run.model.predict_table(read_table(place / "house.csv"))

@@ -117,7 +117,7 @@ def test_without_permission(place, tmp_path):
 
 
 def test_the_early_list_of_suffixes_is_that_of_the_writer():
-    from credibly.tables.sources import WRITTEN
-    from credibly.tables.writing import SUFFIXES
+    from credibly.tables.files.sources import WRITTEN
+    from credibly.tables.files.writing import SUFFIXES
 
     assert SUFFIXES == WRITTEN

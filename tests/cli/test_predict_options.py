@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from credibly.tables import TableRun
+from credibly.tables.files.reading import read_table, verbatim_batches
 from credibly.tables.prediction_columns import prediction_names
-from credibly.tables.reading import read_table, verbatim_batches
 from own_tables import REGRESSION, call, diabetes, names, read, refused, wine, write
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

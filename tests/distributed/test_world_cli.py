@@ -27,12 +27,13 @@ from warm_python import warm_python
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1"))
+SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1", "start_steps=100"))
 HMC = (*QUICK, "--method", "hmc", *SETTINGS, "--hidden", "6")
 # The prior scale is chosen by folds, and the metrics come from folds.
 CHOSEN = (*HMC[len(QUICK) :], "--noise", "learned", "--transform", "none", "--inputs", "standard")
 ENSEMBLE = (*QUICK, "--method", "ensemble", "--set", "steps=60", "--set", "members=4", "--hidden", "6")
-COMPARED = ("--methods", "map,ensemble", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--hidden", "6")
+SHORT = ("--set", "map.steps=30", "--set", "ensemble.steps=30")
+COMPARED = ("--methods", "map,ensemble", *SHORT, "--holdout", "0.2", "--hidden", "6")
 BENCH = ("bench", "uci", "--root", "data", "--quick", "--methods", "map,ensemble", "--splits", "2")
 
 # Runs commands one after another in every process, after the changes that a test makes.
@@ -321,6 +322,7 @@ def test_a_lost_process_keeps_a_sampling_run_and_removes_a_training_run(one, tmp
     assert not (tmp_path / "ensemble").exists()
 
 
+@pytest.mark.nightly
 def test_a_lost_process_is_restarted_and_the_run_resumes(one, tmp_path):
     with_tables(one, tmp_path)
     found = drive(tmp_path, [fit("hmc", *HMC)], LOSE_ONE, restarts=1)

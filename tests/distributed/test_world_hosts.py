@@ -142,6 +142,7 @@ def test_hosts_see_each_other_and_nothing_else(hosts):
         assert there.address not in ip("-n", here.name, "addr", "show").stdout
 
 
+@pytest.mark.nightly
 def test_chains_on_two_hosts_are_bit_for_bit_those_of_one_process(hosts, whole, tmp_path):
     ended = end(*(host.start("long", tmp_path) for host in hosts))
     assert [status for status, _ in ended] == [0, 0], ended

@@ -20,7 +20,7 @@ from credibly.inference.training import objectives
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal
 
-ROWS, STEPS = 37, 50
+ROWS, STEPS = 37, 25
 PLAIN = {"steps": STEPS, "compile": False}
 CHAINS = {"warmup": 20, "draws": 3}
 

@@ -15,7 +15,7 @@ from credibly.inference.sampling.hmc import HMCSampler
 
 NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1)).double()
 SAMPLERS = {
-    "hmc": cr.HMC(chains=4, draws=8, warmup=25, max_steps=8),
+    "hmc": cr.HMC(chains=4, draws=8, warmup=25, max_steps=8, start_steps=50),
     "odd": cr.HMC(chains=3, draws=4, warmup=25, max_steps=8, init="prior"),
     "each": cr.HMC(chains=3, draws=5, warmup=25, max_steps=8, pooled=False, mass="diagonal", init="prior"),
     "tuned": cr.HMC(chains=4, draws=4, warmup=60, max_steps=8, init="prior", trajectory_length="tuned"),
@@ -27,11 +27,11 @@ SAMPLERS = {
         chains=4, draws=5, warmup=25, temperatures=3, max_steps=4, mass="diagonal", init="prior"
     ),
     "mile": cr.MILE(chains=4, draws=5, warmup=40, max_steps=4, start_steps=20),
-    "sgld": cr.SGLD(chains=3, draws=5, thin=2, warmup=10, batch_size=8),
+    "sgld": cr.SGLD(chains=3, draws=5, thin=2, warmup=10, batch_size=8, start_steps=50),
     "variate": cr.SGHMC(chains=4, draws=5, thin=2, max_steps=40, batch_size=8, control_variate=True, init="prior"),
-    "sghmc": cr.SGHMC(chains=4, draws=5, thin=2, warmup=10, batch_size=8, preconditioner="rmsprop"),
+    "sghmc": cr.SGHMC(chains=4, draws=5, thin=2, warmup=10, batch_size=8, preconditioner="rmsprop", start_steps=50),
 }
-LONG = cr.HMC(chains=4, draws=30, warmup=25, max_steps=8)
+LONG = cr.HMC(chains=4, draws=30, warmup=25, max_steps=8, start_steps=50)
 FIXED = cr.HMC(chains=4, draws=4, warmup=0, step_size=0.01, trajectory_length=0.1, init="prior")
 
 

@@ -111,7 +111,7 @@ def test_the_file_says_what_it_is_and_nothing_of_this_machine(exported):
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), L.Categorical(), (1, 4, 4), None),
         (Recurrent(), L.Gaussian(0.3), (4, 3), ()),
-        pytest.param(Block(), L.Categorical(), (3, 4), None, marks=pytest.mark.nightly),
+        (Block(), L.Categorical(), (3, 4), None),
     ],
     ids=["convolutional", "recurrent", "transformer block"],
 )

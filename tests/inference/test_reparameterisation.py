@@ -175,7 +175,7 @@ def z_scores(a, b):
         ("one linear layer", "local"),
         ("one linear layer", "flipout"),
         ("cnn", "flipout"),
-        ("cnn without a bias", "flipout"),
+        pytest.param("cnn without a bias", "flipout", marks=pytest.mark.nightly),
         ("conv1d", "flipout"),
         ("sequences", "flipout"),
     ],
@@ -212,9 +212,9 @@ def test_weights_of_unsupported_layers_are_drawn():
     """An LSTM under a Linear head: noise on the head, drawn weights in the LSTM; the same expected gradient."""
     means = {}
     for estimator in ("weights", "local", "flipout"):
-        objective, phi = setting("recurrent", estimator, 20)
+        objective, phi = setting("recurrent", estimator, 40)
         p, found = objective.problem, []
-        for step in range(60):
+        for step in range(30):
             controls = torch.zeros(1, dtype=f64)
             _, gradient = objective.evaluate(phi, (), p.x, p.y, None, objective.noise(step), controls)
             found.append(gradient[0])

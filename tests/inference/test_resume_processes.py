@@ -270,6 +270,7 @@ def iterations(path):
 
 
 class TestProcesses(StoppedRuns):
+    @pytest.mark.nightly
     def test_killed_at_random_moments_until_complete(self, tmp_path, driver):
         target, method, start = driver
         began = time.monotonic()

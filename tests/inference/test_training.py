@@ -222,8 +222,9 @@ def test_the_last_finite_parameters_are_kept(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_size": 16},
-        {"batch_size": 50},
+        # The last two cover their steps: minibatches, and all rows at once.
+        pytest.param({"batch_size": 16}, marks=pytest.mark.nightly),
+        pytest.param({"batch_size": 50}, marks=pytest.mark.nightly),
         {"anchored": True, "batch_size": 16},
         {"bootstrap": True, "clip_norm": 1.0},
     ],

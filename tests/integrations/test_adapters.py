@@ -53,7 +53,11 @@ def test_a_classification_head_is_random_too():
     assert found.layout.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", cr.METHODS)
+# The table of networks, too, fits an adapter by every method.
+SLOW = ("swag", "nuts", "chees", "mclmc", "tempering", "mile")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly if n in SLOW else ()) for n in cr.METHODS])
 def test_every_method_fits_the_adapter(name):
     settings = {key: SHORT.get(key, value) for key, value in QUICK[name].items()}
     own = {

@@ -36,7 +36,7 @@ def density(dtype=DOUBLE, **kwargs):
     return cr.Density(skewed, 3, batched=True, dtype=dtype, **kwargs)
 
 
-SIZES = {"chains": 32, "draws": 150, "warmup": 100}
+SIZES = {"chains": 32, "draws": 100, "warmup": 80}
 
 
 def wide(dim=40):

@@ -18,10 +18,9 @@ def fit(method, target, *, seed=0, **kwargs):
 X, Y = randn(24, 3, dtype=DOUBLE), randn(24, seed=1, dtype=DOUBLE)
 
 
-def problem(**kwargs):
-    return cr.Problem(
-        mlp(3, 5, 1, dtype=DOUBLE), data=(X, Y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(), **kwargs
-    )
+def problem(net=None, **kwargs):
+    net = net or mlp(3, 5, 1, dtype=DOUBLE)
+    return cr.Problem(net, data=(X, Y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(), **kwargs)
 
 
 SHORT = {"chains": 4, "draws": 5, "warmup": 10, "thin": 3, "batch_size": 8, "step_size": 2e-3, "init": "prior"}

@@ -129,7 +129,14 @@ CONCRETE_CASES = [
 ]
 
 
-@pytest.mark.parametrize("n, tempering", CONCRETE_CASES, ids=str)
+@pytest.mark.parametrize(
+    "n, tempering",
+    [
+        pytest.param(*case, marks=pytest.mark.nightly) if case == (60, cr.Tempering()) else case
+        for case in CONCRETE_CASES
+    ],
+    ids=str,
+)
 def test_learned_rates_have_the_optimum_of_the_closed_form(n, tempering):
     """At the optimum of the linear model's -ELBO the mean gradient over masks is zero, for rate and weights."""
     noise, count = 3.0, 20_000
@@ -151,7 +158,9 @@ def test_learned_rates_have_the_optimum_of_the_closed_form(n, tempering):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n, tempering", CONCRETE_CASES[1:3], ids=str)
+@pytest.mark.parametrize(
+    "n, tempering", [pytest.param(*CONCRETE_CASES[1], marks=pytest.mark.nightly), CONCRETE_CASES[2]], ids=str
+)
 def test_concrete_dropout_converges_to_that_optimum(n, tempering):
     """The tolerance is the error of an average over a fifth of the steps, to which the schedule gives most weight."""
     noise, steps = 3.0, 1500

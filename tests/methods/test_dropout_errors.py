@@ -13,7 +13,9 @@ from credibly.likelihoods import Categorical, Gaussian
 
 @pytest.mark.parametrize("rate", [0, 1, 0.0, 1.0, -0.1, 1.5, True, math.nan, "half", (0.1, 0.0), [], (0.1, None)])
 def test_bad_rates(rate):
-    with pytest.raises(cr.InputError, match=r"rate must be (strictly between 0 and 1|a number or several of them), got "):
+    with pytest.raises(
+        cr.InputError, match=r"rate must be (strictly between 0 and 1|a number or several of them), got "
+    ):
         cr.MCDropout(rate=rate)
 
 
@@ -31,7 +33,9 @@ def test_bad_numbers_of_passes(passes):
 
 @pytest.mark.parametrize("rate", [{"*": 0.0}, {"*": 1.0}, {"*": "a"}, {}, [0.1, {"*": -0.1}]], ids=str)
 def test_bad_rates_by_layer(rate):
-    with pytest.raises(cr.InputError, match="rate must be (strictly between 0 and 1|above 0 for at least one layer), got "):
+    with pytest.raises(
+        cr.InputError, match="rate must be (strictly between 0 and 1|above 0 for at least one layer), got "
+    ):
         cr.MCDropout(rate=rate)
 
 

@@ -95,7 +95,7 @@ def test_tau_by_held_out_rows(folds):
     y = x[:, 0] + 0.5 * randn(400, seed=5, dtype=f64)
     net = seeded(lambda: nn.Sequential(nn.Dropout(0.01), nn.Linear(1, 1)).double())
     problem = build(net, (x, y), Gaussian(), cr.priors.Normal(10.0))
-    posterior = cr.MCDropout(tau="held-out", folds=folds, steps=1500).fit(problem, seed=0)
+    posterior = cr.MCDropout(tau="held-out", folds=folds, steps=500, lr=0.03).fit(problem, seed=0)
     tau = posterior.record.history["tau"]
     held = 400 if folds == 5 else 80
     # Four standard errors of the log of a standard deviation; the rest allows for half a step of the scales tried.
@@ -107,9 +107,9 @@ def test_tau_by_held_out_rows(folds):
 def test_tau_by_held_out_rows_is_lower_where_the_network_overfits():
     noise = randn(40, seed=3, dtype=f64)
     problem = build(dropped_mlp(hidden=60, first=0.01, second=0.01), (X, noise), Gaussian(), cr.priors.Normal(10.0))
-    options = {"steps": 2000, "lr": 0.02}
+    options = {"steps": 1200, "lr": 0.02}
     learned = cr.MCDropout(**options).fit(problem, seed=0)
-    chosen = cr.MCDropout(tau="held-out", folds=4, **options).fit(problem, seed=0)
+    chosen = cr.MCDropout(tau="held-out", folds=2, **options).fit(problem, seed=0)
     assert float(learned.theta[-1]) < -0.7  # half of the noise or less is left
     assert float(chosen.theta[-1]) > -0.3
 

@@ -30,7 +30,7 @@ def test_acceptance_falls_as_the_step_grows():
     assert rates[-1] < 0.5
 
 
-@pytest.mark.parametrize("target", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("target", [0.6, pytest.param(0.8, marks=pytest.mark.nightly), 0.9])
 @pytest.mark.parametrize("pooled", [True, False])
 def test_warm_up_reaches_the_target_acceptance(target, pooled):
     posterior = hmc(

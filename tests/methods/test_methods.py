@@ -98,8 +98,18 @@ def test_every_method_has_a_row():
     assert set(QUICK) == set(cr.METHODS)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", cr.METHODS)
+# These evaluate likelihoods by the code of MAP or HMC.
+SIBLINGS = {"mle", "swag", "tempering", "chees", "mclmc", "mile"}
+FITS = [
+    pytest.param(name, task, marks=pytest.mark.nightly)
+    if name in SIBLINGS and task not in ("regression", "classes", "mixture")
+    else (name, task)
+    for name in cr.METHODS
+    for task in TASKS
+]
+
+
+@pytest.mark.parametrize("name, task", FITS)
 def test_fits_and_predicts(name, task):
     _, y, _, shape = TASKS[task]
     posterior = fitted(name) if task == "regression" else make(name).fit(problem(task), seed=0)
@@ -169,7 +179,7 @@ def test_saved_loaded_and_saved_by_fit(name, tmp_path):
         make(name).fit(problem(), seed=0, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", cr.METHODS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly) if n == "mile" else n for n in cr.METHODS])
 def test_float64_and_a_looped_forward_pass(name):
     double = cr.Problem(mlp(3, 6, 1), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal(), dtype=torch.float64)
     batched = make(name).fit(double, seed=0)

@@ -130,20 +130,24 @@ def test_a_density_that_falls_off_a_cliff_diverges_and_stays():
 
 
 # -- known posteriors --------------------------------------------------------------------------------------------------
+# Draws are nearly independent.
+FEW = {**SIZES, "draws": 60, "warmup": 60}
 VARIANTS = {
     "defaults": {},
     "step size per chain": {"pooled": False},
-    "unit mass, thinned": {"mass": "identity", "thin": 2, "draws": 75},
+    "unit mass, thinned": {"mass": "identity", "thin": 2, "draws": 40},
     "fixed step size": {"step_size": 0.4, "mass": "prior", "warmup": 40},
     "short trees": {"max_depth": 1, "thin": 4, "draws": 100},
     "float32": {},
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=pytest.mark.nightly) if v == "step size per chain" else v for v in VARIANTS]
+)
 def test_a_skewed_target_whatever_the_settings(variant):
     target = density(torch.float32) if variant == "float32" else density()
-    posterior = nuts(target, **{**SIZES, **VARIANTS[variant]})
+    posterior = nuts(target, **{**FEW, **VARIANTS[variant]})
     assert_moments(posterior.draws, *skewed_moments())
     statistics = posterior.statistics
     kinetic = statistics["energy"] + statistics["log_likelihood"] + statistics["log_prior"]
@@ -162,7 +166,7 @@ def test_a_correlated_gaussian_of_very_different_scales():
     covariance = (0.4 * torch.eye(5, dtype=DOUBLE) + 0.6) * scale[:, None] * scale
     precision, mean = torch.linalg.inv(covariance), torch.tensor([3.0, 0.0, -2.0, 10.0, 1.0], dtype=DOUBLE)
     bowl = cr.Density(lambda w: -0.5 * (((w - mean) @ precision) * (w - mean)).sum(-1), 5, batched=True)
-    posterior = nuts(bowl, chains=32, draws=100, warmup=120)
+    posterior = nuts(bowl, chains=32, draws=50, warmup=100)
     assert_moments(posterior.draws, mean, covariance)
     assert posterior.record.history["inverse_mass_range"][0] == pytest.approx(0.01, rel=0.4)
 
@@ -175,7 +179,7 @@ def test_a_funnel_of_a_learned_scale():
         return -0.5 * v[:, 0].square() - 0.5 * (rest.square() * (-v).exp() + v).sum(-1)
 
     target = cr.Density(funnel, 4, batched=True)
-    posterior = nuts(target, chains=32, draws=100, warmup=100, target_accept=0.9)
+    posterior = nuts(target, chains=32, draws=70, warmup=70, target_accept=0.9)
     # The scale, and the rest in its units, which are independent standard normal.
     v, rest = posterior.draws[..., :1], posterior.draws[..., 1:]
     white = torch.cat([v, rest * (-0.5 * v).exp()], -1)
@@ -183,7 +187,7 @@ def test_a_funnel_of_a_learned_scale():
 
 
 def test_chains_evaluated_in_turn_and_together_agree():
-    settings = {"chains": 3, "draws": 6, "warmup": 20, "max_depth": 4, "init": "prior"}
+    settings = {"chains": 3, "draws": 3, "warmup": 20, "max_depth": 3, "init": "prior"}
     together, in_turn = (nuts(problem(plan=plan), **settings) for plan in ("batched", "looped"))
     torch.testing.assert_close(together.draws, in_turn.draws, rtol=0, atol=1e-6)
     assert together.record.history["gradients"] > in_turn.record.history["gradients"]  # nobody waits in turn
@@ -228,7 +232,7 @@ def test_simulation_based_calibration_of_a_tiny_network():
 
     sets, kept = 400, 9
     target, output, truth = simulated_networks(sets)
-    posterior = nuts(target, chains=sets, draws=kept, thin=6, warmup=30, mass="identity", step_size=0.4)
+    posterior = nuts(target, chains=sets, draws=kept, thin=4, warmup=20, mass="identity", step_size=0.4)
     functions = torch.stack([output(posterior.draws[:, s]) for s in range(kept)], 1)
     ranks = (functions < output(truth).unsqueeze(1)).sum(1)
     for column in ranks.T:
@@ -283,6 +287,7 @@ def test_a_stuck_chain_is_restarted_from_another():
     assert float(posterior.draws.abs().max()) < 6
 
 
+@pytest.mark.nightly  # the rounds are those of every sampler
 def test_until_mixed_adds_rounds():
     posterior = nuts(density(), chains=4, draws=40, warmup=40, until="mixed")
     found = posterior.record.history["until"]

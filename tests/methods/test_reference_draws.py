@@ -96,7 +96,7 @@ def reference(shared_data):
 def compare(posterior, constrain, draws):
     """Return the distance of first and second moments from the reference in standard errors, and its limit."""
     found = constrain(posterior.draws)
-    assert found.shape == (32, 200, draws.shape[-1])
+    assert found.shape == (32, 100, draws.shape[-1])
     mean, sd = draws.mean((0, 1)), draws.flatten(0, 1).std(0)
     # First and second moments about the reference mean, in its standard deviations: (chain, 2 p) each.
     seen, known = (torch.cat([z.mean(1), z.square().mean(1)], -1) for z in ((found - mean) / sd, (draws - mean) / sd))
@@ -107,10 +107,12 @@ def compare(posterior, constrain, draws):
     return score, float(stats.t.isf(1e-5 / len(score), 9))  # the reference has 10 chains
 
 
-METHOD = cr.HMC(chains=32, draws=200, warmup=200, mass="diagonal", jitter=0.3, target_accept=0.9, compile=False)
+METHOD = cr.HMC(chains=32, draws=100, warmup=100, mass="diagonal", jitter=0.3, target_accept=0.9, compile=False)
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly) if n == "arK-arK" else n for n in POSTERIORS]
+)
 def test_means_and_standard_deviations_match_the_reference_draws(reference, name):
     data, draws, names = reference(name)
     log_prob, constrain, dim, scale = POSTERIORS[name](data)

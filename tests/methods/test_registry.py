@@ -92,6 +92,7 @@ def test_the_command_line_lists_and_completes_it():
     assert _method_list("map,thr") == ["map,throwaway"]
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_a_table_is_fitted_and_predicted_from_the_run_folder(table, tmp_path):
     run, out = tmp_path / "run", tmp_path / "predictions.csv"
     found = call("fit", table, "--target", "progress", "--out", run, "--method", "throwaway", "--set", "width=0.01")
@@ -111,6 +112,7 @@ def test_a_table_is_fitted_and_predicted_from_the_run_folder(table, tmp_path):
     assert len(rows["mean"]) == 80
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_it_is_compared_with_another_method(table, tmp_path):
     out = tmp_path / "comparison"
     words = ("--methods", "map,throwaway", "--set", "map.steps=20", "--set", "throwaway.copies=2", "--hidden", "4")

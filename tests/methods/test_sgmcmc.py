@@ -35,15 +35,17 @@ def exact_draws(conjugate, count, t_lik=1.0, t_prior=1.0, seed=0):
 
 # -- the conjugate model; the plain cases are in test_conjugate.py -----------------------------------------------------
 # Chains start at exact draws, so they reach the stationary distribution of the dynamics without a long warm-up.
-MANY = {"chains": 400, "draws": 4, "warmup": 600, "thin": 150, "batch_size": 30}
+# Draws are far enough apart to be independent along stiff directions, where discretisation errors are largest.
+MANY = {"chains": 400, "draws": 4, "warmup": 120, "thin": 40, "batch_size": 30}
 
 
 def preconditioned_run(method, conjugate, size, **kwargs):
     """Return the draws of a run whose chains each freeze a preconditioner of their own."""
-    options = method(**{**MANY, **kwargs}, preconditioner="rmsprop", step_size=size, compile=False)
+    few = {"chains": 150, "draws": 10, "thin": 30}  # warm-up evaluates chains one by one
+    options = method(**{**MANY, **few, **kwargs}, preconditioner="rmsprop", step_size=size, compile=False)
     target = to_target(conjugate.problem())
     sampler = options.sampler(target, 0)
-    sampler.start(exact_draws(conjugate, 400))
+    sampler.start(exact_draws(conjugate, 150))
     draws, seen = [], []
     while sampler.done < sampler.total:
         sampler.advance(lambda: False)
@@ -72,7 +74,7 @@ def test_preconditioned_sghmc_is_exact(conjugate):
 def test_minibatch_noise_inflates_the_variance_by_no_more_than_the_step_size_rule_allows(conjugate, method):
     """The mean is exact; every direction is at least as wide as the posterior, and none much wider."""
     start = exact_draws(conjugate, 400)
-    posterior = fit(method, conjugate.problem(), chains=400, draws=4, warmup=300, thin=100, batch_size=10, init=start)
+    posterior = fit(method, conjugate.problem(), chains=400, draws=4, warmup=300, thin=40, batch_size=10, init=start)
     mean, covariance = conjugate.exact()
     draws = posterior.draws.flatten(0, 1)
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (draws - mean).T, upper=False)
@@ -83,7 +85,7 @@ def test_minibatch_noise_inflates_the_variance_by_no_more_than_the_step_size_rul
     assert float(spread[-1]) < 1.1 + slack
 
 
-@pytest.mark.parametrize("t_lik, t_prior", [(0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
+@pytest.mark.parametrize("t_lik, t_prior", [(0.3, 0.3), (0.2, 4.0)])
 @BOTH
 def test_the_temperatures_of_the_problem_apply(conjugate, method, t_lik, t_prior):
     problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
@@ -106,7 +108,7 @@ def test_a_decreasing_step_size_ends_near_the_exact_covariance(conjugate, method
     assert torch.equal(sizes, sizes[:1].expand(400, -1))
     assert bool((sizes[0].diff() < 0).all())
     last = float(sizes[0, -1])
-    assert last == pytest.approx(size * (1 + 1799 / 180) ** -0.55, rel=1e-12)
+    assert last == pytest.approx(size * (1 + 439 / 44) ** -0.55, rel=1e-12)
     assert_moments(posterior.draws[:, -1:], *conjugate.exact())
 
 
@@ -245,7 +247,14 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(
-    "method, name", [(cr.SGLD, "regression"), (cr.SGLD, "classes"), *((cr.SGHMC, name) for name in NETWORKS)]
+    "method, name",
+    [
+        (cr.SGLD, "regression"),
+        pytest.param(cr.SGLD, "classes", marks=pytest.mark.nightly),
+        pytest.param(cr.SGHMC, "regression", marks=pytest.mark.nightly),
+        (cr.SGHMC, "classes"),
+        pytest.param(cr.SGHMC, "recurrent", marks=pytest.mark.nightly),
+    ],
 )
 def test_predictions_of_small_networks_agree_with_importance_sampling(method, name):
     make, x, y, likelihood, count = NETWORKS[name]
@@ -388,17 +397,27 @@ def test_thinning_keeps_every_third_draw(method):
 
 def test_draws_further_apart_than_a_block_of_steps():
     """A block has a hundred steps."""
-    far = fit(cr.SGLD, problem(), **{**SHORT, "thin": 250, "draws": 2, "warmup": 130, "step_size": 1e-4})
-    near = fit(cr.SGLD, problem(), **{**SHORT, "thin": 50, "draws": 10, "warmup": 130, "step_size": 1e-4})
+    far = fit(cr.SGLD, problem(), **{**SHORT, "thin": 150, "draws": 2, "warmup": 130, "step_size": 1e-4})
+    near = fit(cr.SGLD, problem(), **{**SHORT, "thin": 50, "draws": 6, "warmup": 130, "step_size": 1e-4})
     assert far.draws.shape == (4, 2, problem().dim)
-    assert torch.equal(far.draws, near.draws[:, 4::5])
+    assert torch.equal(far.draws, near.draws[:, 2::3])
 
 
 @pytest.mark.slow
-def test_compiled_equals_eager():
-    settings = {**SHORT, "preconditioner": "rmsprop"}
-    eager = fit(cr.SGHMC, problem(), **settings)
-    fast = fit(cr.SGHMC, problem(), **{**settings, "compile": True})
+@pytest.mark.parametrize(
+    "make, unrolled, lengths",
+    [
+        # Two steps per call and no single ones: the time of a test is that of the compiler, which grows with the steps.
+        (lambda: nn.Linear(3, 1).double(), 2, {"warmup": 4, "thin": 2}),
+        pytest.param(lambda: None, 8, {}, marks=pytest.mark.nightly),  # eight steps in one call, and single steps
+    ],
+    ids=["linear", "network"],
+)
+def test_compiled_equals_eager(make, unrolled, lengths, monkeypatch):
+    monkeypatch.setattr(sgmcmc_run, "UNROLLED", unrolled)
+    settings = {**SHORT, **lengths, "preconditioner": "rmsprop"}
+    eager = fit(cr.SGHMC, problem(make()), **settings)
+    fast = fit(cr.SGHMC, problem(make()), **{**settings, "compile": True})
     assert fast.record.history["compiled"]
     assert not eager.record.history["compiled"]
     torch.testing.assert_close(fast.draws, eager.draws, rtol=1e-9, atol=1e-9)

@@ -58,6 +58,7 @@ def test_the_defaults_sample_the_posterior_of_a_linear_model(linear, method):
     assert not history["shortened"]
 
 
+@pytest.mark.nightly  # test_sgmcmc.py has a shorter test of the noise of minibatches
 def test_minibatches_of_a_linear_model(linear):
     """The heat of minibatch gradients stays near 5 % of the variance."""
     mean, covariance = linear.exact()

@@ -124,9 +124,9 @@ def linear(count, scales, correlation=0.0, noise=0.3, assumed=None):
 @pytest.mark.parametrize(
     "model, batch_size",
     [
-        (linear(200, [1.0] * 4), None),
+        pytest.param(linear(200, [1.0] * 4), None, marks=pytest.mark.nightly),
         (linear(1000, [0.3, 1.0, 3.0, 1.0, 1.0], noise=1.0), None),  # condition number 130
-        (linear(500, [1.0] * 4, correlation=0.5, noise=0.1), 20),
+        pytest.param(linear(500, [1.0] * 4, correlation=0.5, noise=0.1), 20, marks=pytest.mark.nightly),
         (linear(400, [1.0] * 5, noise=0.3, assumed=1.0), 200),  # gradients a tenth as noisy as the likelihood assumes
     ],
     ids=["isotropic", "scaled", "correlated", "misspecified noise"],

@@ -66,7 +66,8 @@ def test_ties_are_attributes_that_differ():
 def test_a_layer_under_two_names_can_be_fitted_and_written(kind):
     x = randn(20, 3, dtype=f64)
     problem = cr.Problem(made(kind), (x, x.sum(1, keepdim=True)), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
-    for method in (cr.MAP(steps=5), cr.DeepEnsemble(members=2, steps=5), cr.HMC(chains=2, draws=3, warmup=20)):
+    hmc = cr.HMC(chains=2, draws=3, warmup=20, max_steps=4, start_steps=5)
+    for method in (cr.MAP(steps=5), cr.DeepEnsemble(members=2, steps=5), hmc):
         theta = method.fit(problem, seed=1).draws.reshape(-1, problem.dim)[-1]
         module = problem.layout.write(theta)
         torch.testing.assert_close(module(x).detach(), problem.layout.call(theta, x))

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 import credibly as cr
+from credibly.inference.training import gradient_noise
 from tests.networks import library_cases, plain_cases  # noqa: F401  (they fill the registry)
 from tests.networks.module_cases import CASES, QUICK, WORKS
 
+# The same architecture, or one of its siblings, is among the others.
+REPEATED = ("DistilBERT (transformers)", "timm ViT")
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "module_table.py"
 
 
@@ -23,7 +26,16 @@ def outcome(case, method, problem):
     return WORKS
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements():
+    """Measure what sets the learning rate of SWAG with a few gradients, not hundreds: here any rate will do."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in {"SCALE_BATCHES": 6, "NOISE_BATCHES": 6, "PROBES": 2, "POWER_STEPS": 2}.items():
+            patch.setattr(gradient_noise, name, count)
+        yield
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly) if n in REPEATED else n for n in CASES])
 def test_network_by_every_method(name):
     case = CASES[name]
     if case.refused and set(case.exceptions) < set(QUICK):

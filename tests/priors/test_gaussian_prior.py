@@ -188,6 +188,7 @@ def test_a_laplace_posterior_is_its_own_prior_exactly(structure):
         some.as_prior()
 
 
+@pytest.mark.nightly  # `credibly.continual` does the same, and its tests check it
 def test_online_laplace_on_a_linear_model_is_one_batch_fit(conjugate):
     """Sequential updates end at the posterior of all rows, up to the optimiser's tolerance."""
     prior, init = cr.priors.Normal(conjugate.prior), "network"

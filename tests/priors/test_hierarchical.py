@@ -68,7 +68,7 @@ def test_hmc_has_the_marginals_of_quadrature():
     means = torch.linalg.solve(precision, (X.T @ Y / NOISE**2).expand(len(u), D))
     mean = (p * u).sum()
     std = (p * (u - mean).square()).sum().sqrt()
-    fit = cr.HMC(chains=200, draws=30, warmup=120, thin=2, compile=False, trajectory_length=0.7)
+    fit = cr.HMC(chains=200, draws=20, warmup=80, thin=2, compile=False, trajectory_length=0.7)
     posterior = fit.fit(linear(Hierarchical(hyper)), seed=0)
     draws = posterior.draws[..., -1]
     # 200 independent chains: the standard error comes from their means.

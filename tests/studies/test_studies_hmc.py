@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import credibly as cr
 from credibly.cli import app
 from credibly.errors import InputError
 from studies import MODULES, find, hmc_chains, hmc_dynamics, hmc_methods, hmc_parts, hmc_shift, hmc_target
@@ -56,8 +57,13 @@ def root(tmp_path_factory):
 
 
 # -- end to end --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", NAMES)
-def test_each_study_runs_from_the_command_line(name, root, tmp_path):
+# The prior scale is studied by the same fits as the temperature.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "prior-scale" else ()) for n in NAMES]
+)
+def test_each_study_runs_from_the_command_line(name, root, tmp_path, monkeypatch):
+    # Most of the time of a quick run goes into trajectories.
+    monkeypatch.setattr(hmc_parts, "HMC", lambda **settings: cr.HMC(**settings | {"max_steps": 3}))
     out = tmp_path / "out"
     answer = CliRunner().invoke(app, ["study", name, "--root", str(root), "--quick", "--out", str(out), "--quiet"])
     assert answer.exit_code == 0, answer.output

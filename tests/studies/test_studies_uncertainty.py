@@ -48,7 +48,10 @@ def command(*words):
 
 
 @pytest.mark.parametrize("name", ["aleatoric-epistemic", "ood"])
-def test_a_study_ends_in_a_page(name, root, tmp_path):
+def test_a_study_ends_in_a_page(name, root, tmp_path, monkeypatch):
+    real = ood.settings
+    short = {"sghmc": {"start_steps": 30}}
+    monkeypatch.setattr(ood, "settings", lambda method, options: real(method, options) | short.get(method, {}))
     done = command(name, "--root", root, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     folder = tmp_path / "out"

@@ -12,16 +12,16 @@ import torch
 import credibly as cr
 from credibly.errors import InputError
 from credibly.likelihoods import HeteroscedasticGaussian
-from credibly.tables import chain_plan, choosing, table_choice
-from credibly.tables.chain_plan import ChainPlan, plan_chains
-from credibly.tables.choosing import MANY, UNSTOPPED, Rowset, choose
+from credibly.tables.choices import chain_plan, search, table_choice
+from credibly.tables.choices.chain_plan import ChainPlan, plan_chains
+from credibly.tables.choices.fallback import Comparison, FoldFits, compare
+from credibly.tables.choices.search import MANY, UNSTOPPED, Rowset, choose
+from credibly.tables.choices.table_choice import choose_table, small_ensemble, starting_recipe
 from credibly.tables.config import Config, read_config, write_config
-from credibly.tables.fallback import Comparison, FoldFits, compare
 from credibly.tables.folds import fit_folds, fold_method
 from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows
-from credibly.tables.table_choice import choose_table, small_ensemble, starting_recipe
 from own_tables import write
 
 QUICK = {"chains": 2, "warmup": 60, "draws": 30, "thin": 1, "max_steps": 20}
@@ -86,7 +86,7 @@ class TestFloor:
         assert cr.load(tmp_path / "saved").predict(x).likelihood.floor == 0.3
 
     def test_small_noise_lowers_it_and_repeated_values_do_not(self, monkeypatch):
-        monkeypatch.setattr(choosing, "HMC_PILOT", {**QUICK, "warmup": 150, "max_steps": 60})
+        monkeypatch.setattr(search, "HMC_PILOT", {**QUICK, "warmup": 150, "max_steps": 60})
         rng = np.random.default_rng(1)
         x = rng.normal(size=(150, 1)).astype(np.float32)
         recipe = Recipe(hidden=(), noise="heteroscedastic", noise_floor=0.1, prior_scale=2.0, method="hmc")
@@ -149,10 +149,10 @@ class TestPlan:
 class TestFallback:
     @pytest.fixture
     def quick(self, monkeypatch):
-        monkeypatch.setattr(choosing, "HMC_PILOT", QUICK)
-        monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
+        monkeypatch.setattr(search, "HMC_PILOT", QUICK)
+        monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
-        monkeypatch.setattr(choosing, "affordable_members", lambda rows, inputs: 0)
+        monkeypatch.setattr(search, "affordable_members", lambda rows, inputs: 0)
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
         monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))
@@ -243,7 +243,7 @@ class TestRacing:
             level = {"learned": -5.0, "heteroscedastic": 0.0}[recipe.noise]
             return level + np.random.default_rng(len(test) + len(fitted) % 4).normal(size=len(test))
 
-        monkeypatch.setattr(choosing, "_densities", densities)
+        monkeypatch.setattr(search, "_densities", densities)
         x = rng.normal(size=(200, 1)).astype(np.float32)
         recipe = Recipe(hidden=(), noise="heteroscedastic", method="hmc")
         fixed = ("prior_scale", "transform", "inputs")
@@ -272,7 +272,7 @@ class TestSmooth:
                 task, (256, 256), noise=noise, method="ensemble", embedding=True, settings=LONG, prior_scale=3.0
             )
             recipe = dataclasses.replace(start, inputs="quantile")
-            changes = choosing._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), fixed)
+            changes = search._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), fixed)
             made.append([one for change in changes for name, one in change(recipe) if "smooth" in name])
         (free,) = made[0]
         assert (free.hidden, free.embedding, free.inputs, free.scale) == ((16, 16), False, "standard", 2.0)
@@ -295,7 +295,7 @@ class TestSmooth:
                 error = noise[test].std(ddof=1) / math.sqrt(len(test))
                 return noisy - noisy.mean() + gain * error * smooth
 
-            monkeypatch.setattr(choosing, "_densities", densities)
+            monkeypatch.setattr(search, "_densities", densities)
             data = Rowset(x, x[:, 0].astype(np.float64), (0, 1), Rows(rows))
             best, _ = choose(recipe, data, fixed=("noise", "transform", "inputs"))
             found.append(best.hidden)
@@ -303,8 +303,8 @@ class TestSmooth:
 
 
 def test_many_rows_may_train_with_a_falling_learning_rate(monkeypatch):
-    monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 1, "epochs": 1, "patience": 1})
-    monkeypatch.setattr(choosing, "ROWS", 60)
+    monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 1, "epochs": 1, "patience": 1})
+    monkeypatch.setattr(search, "ROWS", 60)
     rng = np.random.default_rng(0)
     settings = {"members": 1, "epochs": 2, "schedule": "constant", "validation": 0.1, "patience": 1, "batch_size": 16}
     recipe = Recipe(hidden=(2,), method="ensemble", settings=settings)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credibly.tables.columns import fit_column
-from credibly.tables.date_formats import dates, day_first, looks_like_dates
-from credibly.tables.dates import Date, fit_date
+from credibly.tables.cells.date_formats import dates, day_first, looks_like_dates
+from credibly.tables.columns.dates import Date, fit_date
+from credibly.tables.columns.encoders import fit_column
 from credibly.tables.preparation import Preparation
 
 DAY = datetime.date(2024, 3, 5)

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 import credibly as cr
-from credibly.tables.encoding import MAX_LEVELS, InputEncoder
+from credibly.tables.estimating.encoding import MAX_LEVELS, InputEncoder
 
 BRIEF = {"members": 12, "steps": 150, "lr": 0.05, "validation": 0.0, "noise_from": "training"}
 N = 150

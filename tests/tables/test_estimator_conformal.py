@@ -9,7 +9,7 @@ from sklearn.utils import estimator_checks
 
 import credibly as cr
 from credibly.conformal import CalibratedPredictive
-from credibly.tables.estimator_conformal import assigned_folds
+from credibly.tables.estimating.conformal import assigned_folds
 
 # Folds are what these tests are about; the noise of held-out rows would take ten more fits for each.
 SETTINGS = {"members": 2, "steps": 80, "lr": 0.1, "validation": 0.0, "noise_from": "training"}

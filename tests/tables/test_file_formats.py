@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from credibly.errors import InputError
-from credibly.tables import sources
-from credibly.tables.conventions import conventions_of
-from credibly.tables.reading import batches, count_rows, header, read_table
-from credibly.tables.writing import TableWriter
+from credibly.tables.cells.conventions import conventions_of
+from credibly.tables.files import sources
+from credibly.tables.files.reading import batches, count_rows, header, read_table
+from credibly.tables.files.writing import TableWriter
 
 DAYS = [datetime.datetime(2024, 1, 2) + datetime.timedelta(days=i) for i in range(30)]
 COLUMNS: dict[str, list[Any]] = {

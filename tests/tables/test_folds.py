@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly.tables.choosing import Rowset, choose
+from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.table_choice import choose_table
 from credibly.tables.config import Config
 from credibly.tables.guarantee import guaranteed
 from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun, fit_table
 from credibly.tables.splitting import Rows
-from credibly.tables.table_choice import choose_table
 from own_tables import call, refused, write
 
 FIXED = {"method": "map", "hidden": (4,), "settings": {"steps": 60}, "tune": "none"}
@@ -154,9 +154,12 @@ class TestChoices:
     @pytest.fixture
     def quick(self, monkeypatch):
         monkeypatch.setattr(
-            "credibly.tables.choosing.HMC_PILOT", {"chains": 2, "warmup": 60, "draws": 30, "thin": 1, "max_steps": 20}
+            "credibly.tables.choices.search.HMC_PILOT",
+            {"chains": 2, "warmup": 60, "draws": 30, "thin": 1, "max_steps": 20},
         )
-        monkeypatch.setattr("credibly.tables.choosing.ENSEMBLE_PILOT", {"members": 2, "epochs": 15, "patience": 5})
+        monkeypatch.setattr(
+            "credibly.tables.choices.search.ENSEMBLE_PILOT", {"members": 2, "epochs": 15, "patience": 5}
+        )
 
     def rows(self, y, x=None, rows=240):
         x = np.random.default_rng(1).normal(size=(rows, 2)).astype(np.float32) if x is None else x
@@ -187,7 +190,7 @@ class TestChoices:
         assert len(found.candidates) >= 2
 
     def test_large_tables_have_embeddings(self, tmp_path, quick, monkeypatch):
-        monkeypatch.setattr("credibly.tables.table_choice.AFFORDABLE", 1)
+        monkeypatch.setattr("credibly.tables.choices.table_choice.AFFORDABLE", 1)
         table = write(columns(300), tmp_path / "t.csv")
         found = choose_table(
             prepare(

@@ -10,11 +10,11 @@ import credibly as cr
 from credibly.likelihoods import Gaussian
 from credibly.predictive.base import Predictive
 from credibly.tables import Config, TableRun, fit_table, prepare
-from credibly.tables.column_gaps import mark_gaps
-from credibly.tables.columns import fit_column
-from credibly.tables.completed import LEAST_DRAWS, predict_gaps, segments
-from credibly.tables.imputation import COMPLETIONS, RIDGE, Donors, patterns, training_inputs
-from credibly.tables.input_scaling import InputScaling
+from credibly.tables.columns.encoders import fit_column
+from credibly.tables.columns.gaps import mark_gaps
+from credibly.tables.columns.scaling import InputScaling
+from credibly.tables.missing.completed import LEAST_DRAWS, predict_gaps, segments
+from credibly.tables.missing.imputation import COMPLETIONS, RIDGE, Donors, patterns, training_inputs
 from credibly.tables.model import TableModel
 from credibly.tables.preparation import Preparation
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import credibly as cr
-from credibly.tables.input_scaling import FEW, InputScaling
+from credibly.tables.columns.scaling import FEW, InputScaling
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from credibly.tables.conventions import Conventions, attach, conventions_of
+from credibly.tables.cells.conventions import Conventions, attach, conventions_of
+from credibly.tables.files.reading import batches, read_table
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import batches, read_table
 
 
 def put(folder: Path, columns: dict[str, list[Any]], name: str = "t.csv", delimiter: str = ",") -> Path:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credibly.tables.number_formats import decimal_mark, describe_format, fits, parse
+from credibly.tables.cells.number_formats import decimal_mark, describe_format, fits, parse
 
 
 def values(cells: list[str | None], default: str = ".") -> list[float | None]:

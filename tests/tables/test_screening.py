@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from credibly.tables.conventions import Conventions, attach
-from credibly.tables.missing_codes import missing_code
+from credibly.tables.cells.conventions import Conventions, attach
+from credibly.tables.cells.missing_codes import missing_code
+from credibly.tables.columns.screening import screen
 from credibly.tables.preparation import Preparation
-from credibly.tables.screening import screen
 
 ROWS = 300
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from credibly.tables.smooth_candidate import FEWEST_MEMBERS, MEMBERS, affordable_members
+from credibly.tables.choices.smooth_candidate import FEWEST_MEMBERS, MEMBERS, affordable_members
 
 
 @pytest.mark.parametrize("rows, inputs", [(300, 6), (1_600, 11), (11_000, 16), (41_000, 9)])

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 import credibly as cr
 from credibly.errors import InputError, StoreError
-from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table, training_gaps
+from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
+from credibly.tables.files.reading import read_table
 from credibly.tables.fit_summary import FitSummary
+from credibly.tables.missing import training_gaps
 from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
-from credibly.tables.reading import read_table
 from credibly.tables.run import config_of
 from credibly.tables.splitting import Rows, held_out_split
 from credibly.tables.summarise import baseline, summarise

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from credibly.errors import InputError
-from credibly.tables import csv_files
-from credibly.tables.conventions import conventions_of
-from credibly.tables.reading import batches, count_rows, header, read_table
+from credibly.tables.cells.conventions import conventions_of
+from credibly.tables.files import csv_files
+from credibly.tables.files.reading import batches, count_rows, header, read_table
 
 
 def put(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:

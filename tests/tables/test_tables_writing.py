@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from credibly.errors import InputError
-from credibly.tables import writing
-from credibly.tables.number_formats import NUMBER
-from credibly.tables.parsing import MISSING
-from credibly.tables.reading import header, read_table
-from credibly.tables.writing import TableWriter
+from credibly.tables.cells.number_formats import NUMBER
+from credibly.tables.cells.parsing import MISSING
+from credibly.tables.files import writing
+from credibly.tables.files.reading import header, read_table
+from credibly.tables.files.writing import TableWriter
 
 # Excel takes a library that is installed with the extra "excel" only.
 SUFFIXES = [s for s in writing.SUFFIXES if s != ".xlsx" or importlib.util.find_spec("openpyxl")]
@@ -180,7 +180,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, suffix: str, kind: type[Bas
 
 def test_two_processes_do_not_share_a_hidden_file(tmp_path: Path) -> None:
     code = (
-        "import sys; from credibly.tables.writing import TableWriter\n"
+        "import sys; from credibly.tables.files.writing import TableWriter\n"
         "with TableWriter(sys.argv[1]) as w: w.write({'x': [2.0]})"
     )
     with TableWriter(tmp_path / "t.csv") as writer:

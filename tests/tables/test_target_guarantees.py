@@ -12,10 +12,10 @@ import credibly as cr
 from credibly.cli import app
 from credibly.conformal.counts import covered, randomised_threshold, steps_of
 from credibly.tables import Config, fit_table, prepare
-from credibly.tables.choosing import choose
+from credibly.tables.choices.search import choose
+from credibly.tables.files.reading import read_table
 from credibly.tables.guarantee import guaranteed
 from credibly.tables.importance import importance_by_target, permutation_importance
-from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
 from credibly.tables.summarise import summarise_targets
 

@@ -12,13 +12,13 @@ from scipy import stats
 
 import credibly as cr
 from credibly.tables import Config, TableRun, fit_table, prepare
+from credibly.tables.columns.screening import screen
+from credibly.tables.files.reading import read_table
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import read_table
-from credibly.tables.screening import screen
 from credibly.tables.summarise import baseline, summarise, summarise_targets
-from credibly.tables.target_metrics import target_metrics
-from credibly.tables.target_scale import TargetScale
-from credibly.tables.targets import inspect_target, target_names
+from credibly.tables.targets.checks import inspect_target, target_names
+from credibly.tables.targets.metrics import target_metrics
+from credibly.tables.targets.scale import TargetScale
 
 ROWS = 120
 RNG = np.random.default_rng(0)

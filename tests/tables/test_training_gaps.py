@@ -8,10 +8,10 @@ import torch
 
 import credibly as cr
 from credibly.tables import Config, prepare
-from credibly.tables.imputation import COMPLETIONS, Donors
-from credibly.tables.input_scaling import STANDARD
+from credibly.tables.columns.scaling import STANDARD
+from credibly.tables.missing.imputation import COMPLETIONS, Donors
+from credibly.tables.missing.training_gaps import HMC_PILOT, TrainingGaps, _draws, completed_inputs, short_method
 from credibly.tables.recipe import Recipe
-from credibly.tables.training_gaps import HMC_PILOT, TrainingGaps, _draws, completed_inputs, short_method
 
 NOISE, SLOPE = 0.3, 3.0
 

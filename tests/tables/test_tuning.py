@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import credibly as cr
 from credibly.cli import app
 from credibly.errors import InputError
-from credibly.tables import choosing, tuning
-from credibly.tables.estimator_choice import tuning_rule
+from credibly.tables import tuning
+from credibly.tables.choices import search
+from credibly.tables.choices.estimator_choice import tuning_rule
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import SCALES, tune
 
@@ -168,8 +169,8 @@ def test_estimators_tune(brief, rule, widths):
 @pytest.fixture
 def one_fold(monkeypatch):
     """Choices by one fold of short runs."""
-    monkeypatch.setattr(choosing, "USED", ())
-    monkeypatch.setattr(choosing, "HMC_PILOT", {"chains": 2, "warmup": 60, "draws": 20, "thin": 1, "max_steps": 20})
+    monkeypatch.setattr(search, "USED", ())
+    monkeypatch.setattr(search, "HMC_PILOT", {"chains": 2, "warmup": 60, "draws": 20, "thin": 1, "max_steps": 20})
 
 
 def test_estimators_tune_by_folds(one_fold):

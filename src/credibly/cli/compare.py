@@ -110,10 +110,10 @@ def run(
         names = _names(methods)
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
-        from credibly.tables.conventions import Conventions
+        from credibly.tables.cells.conventions import Conventions
+        from credibly.tables.files.reading import read_table
+        from credibly.tables.files.row_samples import MOST_BYTES
         from credibly.tables.prepared import prepare
-        from credibly.tables.reading import read_table
-        from credibly.tables.row_samples import MOST_BYTES
 
         rows = read_table(base.table, conventions=Conventions(base.na), most=MOST_BYTES)
         # Prepare all methods first, so that errors are reported before the first fit.

@@ -15,7 +15,7 @@ from credibly.core.checks import check_integer, is_real
 from credibly.core.files import is_occupied
 from credibly.errors import InputError
 from credibly.storage.replacing import recover
-from credibly.tables.sources import WRITTEN, source_of
+from credibly.tables.files.sources import WRITTEN, source_of
 
 
 def check_table(path: Path) -> None:

@@ -33,7 +33,7 @@ def run(
     with handle_errors():
         check_run(folder)
         check_table(table)
-        from credibly.tables.reading import header, read_table
+        from credibly.tables.files.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.summarise import summarise_on
 

@@ -128,7 +128,7 @@ def run(
 def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
     """Choose the settings that were left open, and print them and the method."""
     from credibly.core.progress import Progress
-    from credibly.tables.table_choice import choose_table
+    from credibly.tables.choices.table_choice import choose_table
 
     try:
         with Progress("choosing the network, prior and noise", 1, False if quiet else None) as line:

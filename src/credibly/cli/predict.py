@@ -112,9 +112,9 @@ def run(
             raise InputError("--at", f"must be positive times such as 12,24, got {at!r}")
         from credibly.core.interrupts import holding_output
         from credibly.core.progress import Progress
+        from credibly.tables.files.reading import header
         from credibly.tables.guarantee import check_promise, guaranteed
         from credibly.tables.prediction_columns import check_times
-        from credibly.tables.reading import header
         from credibly.tables.run import TableRun
 
         # Report errors in the file before anything is loaded.
@@ -193,7 +193,7 @@ def _kept(text: str | None) -> tuple[str, ...]:
 
 def _rows(table: Path) -> int:
     """Return the approximate number of rows of a file, for the progress bar."""
-    from credibly.tables.reading import count_rows
+    from credibly.tables.files.reading import count_rows
 
     known = count_rows(table)
     if known is not None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from credibly.errors import InputError
-from credibly.tables.columns import LIMIT, Categorical, Numeric
-from credibly.tables.dates import Date
-from credibly.tables.input_scaling import InputScaling
-from credibly.tables.parsing import MISSING
+from credibly.tables.cells.parsing import MISSING
+from credibly.tables.columns.dates import Date
+from credibly.tables.columns.encoders import LIMIT, Categorical, Numeric
+from credibly.tables.columns.scaling import InputScaling
 from credibly.tables.preparation import Preparation
 
 BOOLEANS = {"true": ("true", "True", "TRUE"), "false": ("false", "False", "FALSE")}

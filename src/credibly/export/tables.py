@@ -25,9 +25,9 @@ from credibly.export.summary import summarise
 from credibly.likelihoods import Likelihood
 from credibly.posterior.laplace import LaplacePosterior
 from credibly.predictive.base import Predictive
-from credibly.tables.columns import Categorical
+from credibly.tables.cells.parsing import numbers, texts, whole_column
+from credibly.tables.columns.encoders import Categorical
 from credibly.tables.model import TableModel
-from credibly.tables.parsing import numbers, texts, whole_column
 from credibly.tables.prediction_columns import ENTROPIES, interval_names, prediction_columns
 from credibly.tables.run import TableRun
 

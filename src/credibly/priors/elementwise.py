@@ -181,7 +181,7 @@ class ScaleMixture(Prior):
         check_positive("scale1", self.scale1)
         check_positive("scale2", self.scale2)
         if not 0 < self.pi < 1:
-            raise InputError("pi", f"must be between 0 and 1, got {self.pi!r}")
+            raise InputError("pi", f"must be strictly between 0 and 1, got {self.pi!r}")
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """Return the log of the mixture density, elementwise."""

@@ -17,11 +17,11 @@ import torch
 
 from credibly.metrics import evaluation
 from credibly.predictive.fixed import categorical_predictive, gaussian_predictive
-from credibly.tables.columns import Categorical, Numeric
-from credibly.tables.parsing import finite, numbers, positions, texts, whole_column
+from credibly.tables.cells.parsing import finite, numbers, positions, texts, whole_column
+from credibly.tables.columns.encoders import Categorical, Numeric
 from credibly.tables.preparation import Preparation
 from credibly.tables.prepared import Prepared
-from credibly.tables.targets import weight_column
+from credibly.tables.targets.checks import weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table

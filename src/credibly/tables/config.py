@@ -15,7 +15,7 @@ from typing import Any
 from credibly.core.checks import check_choice, check_integer, is_integer, is_real
 from credibly.errors import InputError
 from credibly.predictive.transforms import CHOICES
-from credibly.tables.input_scaling import KINDS
+from credibly.tables.columns.scaling import KINDS
 from credibly.tables.recipe import TASKS, Recipe
 from credibly.tables.tuning import RULES
 
@@ -50,7 +50,7 @@ class Config:
         na: cells that mark a missing value, beside the usual ones.
         group: column whose groups stay together in every split, such as customers; not an input.
         time: column with the time of the rows, of which the latest are predicted for the metrics.
-        tune: how to choose what is left open: "folds" (see `credibly.tables.choosing`), "rows" or "evidence" (see
+        tune: how to choose what is left open: "folds" (see `credibly.tables.choices.search`), "rows" or "evidence" (see
             `credibly.tables.tuning`), or "none" for fixed defaults.
         conformal: whether intervals and prediction sets with a coverage guarantee are made from the folds.
     """

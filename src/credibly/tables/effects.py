@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from credibly.core.checks import check_integer
 from credibly.errors import InputError
+from credibly.tables.cells.parsing import is_number, numbers, texts, whole_column
 from credibly.tables.importance import spaced
-from credibly.tables.parsing import is_number, numbers, texts, whole_column
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -18,10 +18,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double
-from credibly.tables.arrays import Array, class_weights, moments, real_targets, to_array, weighted_rows
-from credibly.tables.encoding import training_rows
-from credibly.tables.estimator_base import BayesianEstimator
-from credibly.tables.estimator_conformal import Intervals, Sets
+from credibly.tables.estimating.arrays import Array, class_weights, moments, real_targets, to_array, weighted_rows
+from credibly.tables.estimating.base import BayesianEstimator
+from credibly.tables.estimating.conformal import Intervals, Sets
+from credibly.tables.estimating.encoding import training_rows
 
 
 class Uncertainty(NamedTuple):
@@ -57,10 +57,10 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
         verbose: whether to show a progress bar.
         tune: how to choose what is left at its default, on the training rows. "folds" chooses the prior scale, the
             noise, transforms of the target and of the inputs, and the network of tables too large for HMC, by the log
-            density of rows left out (see `credibly.tables.choosing`), as `credibly fit` does; it needs 50 rows. "rows"
-            or "evidence" choose the prior scale, the noise and by evidence the width (see `credibly.tables.tuning`).
-            None fits the parameters as they are. "auto" is "folds" if method is "auto" and there are no settings, and
-            None otherwise.
+            density of rows left out (see `credibly.tables.choices.search`), as `credibly fit` does; it needs 50 rows.
+            "rows" or "evidence" choose the prior scale, the noise and by evidence the width (see
+            `credibly.tables.tuning`). None fits the parameters as they are. "auto" is "folds" if method is "auto" and
+            there are no settings, and None otherwise.
         conformal: True or a number of folds for `predict_interval` with a coverage guarantee, from a fit without each.
         categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
             of an object array with text); None for no column; or the categorical columns as indices, names or a mask.

@@ -22,10 +22,11 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import Predictive
 from credibly.predictive.blocks import CACHE_VALUES
-from credibly.tables.completed import predict_gaps
-from credibly.tables.imputation import Donors
-from credibly.tables.parallel_writer import shared_writer
-from credibly.tables.parsing import Notes
+from credibly.tables.cells.parsing import Notes
+from credibly.tables.files.parallel_writer import shared_writer
+from credibly.tables.files.reading import batches, header, verbatim_batches
+from credibly.tables.missing.completed import predict_gaps
+from credibly.tables.missing.imputation import Donors
 from credibly.tables.prediction_columns import (
     NOTES,
     Promise,
@@ -36,7 +37,6 @@ from credibly.tables.prediction_columns import (
     prediction_names,
 )
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import batches, header, verbatim_batches
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -81,7 +81,7 @@ class TableModel:
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws.
 
-        Rows with NaN are averaged over completions from similar training rows (see `credibly.tables.completed`).
+        Rows with NaN are averaged over completions from similar training rows (see `tables.missing.completed`).
         """
         if np.isnan(inputs).any():
             found = predict_gaps(lambda x: self._predict(x, draws), inputs, self.donors, self.preparation.scaling)

@@ -13,7 +13,7 @@ from credibly.conformal.predictive import CalibratedPredictive
 from credibly.core.levels import LEVELS, percent
 from credibly.errors import InputError
 from credibly.predictive.one_target import one_target
-from credibly.tables.targets import check_column
+from credibly.tables.targets.checks import check_column
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,15 +14,13 @@ from credibly.errors import InputError, StoreError
 from credibly.predictive.base import Predictive
 from credibly.predictive.transforms import Transform
 from credibly.storage.run_folder import checksum
-from credibly.tables.column_gaps import encode_columns
-from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
-from credibly.tables.conventions import USUAL, Conventions, conventions_of
-from credibly.tables.dates import Date
-from credibly.tables.input_scaling import STANDARD, InputScaling
-from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
-from credibly.tables.target_scale import TargetScale
-from credibly.tables.target_tasks import check_task_values, event_values
-from credibly.tables.targets import (
+from credibly.tables.cells.conventions import USUAL, Conventions, conventions_of
+from credibly.tables.cells.parsing import Notes, is_number, numbers, texts, whole_column
+from credibly.tables.columns.dates import Date
+from credibly.tables.columns.encoders import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.columns.gaps import encode_columns
+from credibly.tables.columns.scaling import STANDARD, InputScaling
+from credibly.tables.targets.checks import (
     check_column,
     class_numbers,
     inspect_target,
@@ -30,6 +28,8 @@ from credibly.tables.targets import (
     real_values,
     target_names,
 )
+from credibly.tables.targets.scale import TargetScale
+from credibly.tables.targets.tasks import check_task_values, event_values
 
 VERSION = 1
 

@@ -20,21 +20,21 @@ from credibly.inference.method import Method
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
-from credibly.tables.arrays import weights_by_class
-from credibly.tables.choosing import MANY, Rowset
+from credibly.tables.cells.conventions import Conventions
+from credibly.tables.choices.search import MANY, Rowset
+from credibly.tables.columns.roles import group_values, time_values
+from credibly.tables.columns.screening import screen
 from credibly.tables.config import Config, as_options
-from credibly.tables.conventions import Conventions
+from credibly.tables.estimating.arrays import weights_by_class
+from credibly.tables.files.reading import read_table
+from credibly.tables.files.row_samples import MOST_BYTES
 from credibly.tables.fit_summary import Candidate
-from credibly.tables.imputation import training_inputs
+from credibly.tables.missing.imputation import training_inputs
+from credibly.tables.missing.training_gaps import TrainingGaps, completed_inputs
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
-from credibly.tables.roles import group_values, time_values
-from credibly.tables.row_samples import MOST_BYTES
-from credibly.tables.screening import screen
 from credibly.tables.splitting import Rows, folds_of, held_out_split
-from credibly.tables.targets import check_column, weight_column
-from credibly.tables.training_gaps import TrainingGaps, completed_inputs
+from credibly.tables.targets.checks import check_column, weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table

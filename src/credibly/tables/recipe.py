@@ -35,7 +35,7 @@ from credibly.networks.tabular import tabular_mlp
 from credibly.networks.zoo import ACTIVATIONS
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
-from credibly.tables.target_tasks import LABELLED
+from credibly.tables.targets.tasks import LABELLED
 
 TASKS = ("regression", "classification", "counts", "ordinal", "proportion", "survival")
 # The last one is for counts alone.

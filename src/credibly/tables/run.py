@@ -54,7 +54,7 @@ from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.prepared import Prepared, requested_config, stored_config
 from credibly.tables.stored_rows import stored_rows
-from credibly.tables.target_metrics import target_metrics
+from credibly.tables.targets.metrics import target_metrics
 from credibly.tables.threads import threads_for
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from credibly.core.files import file_problem
 from credibly.core.memory import in_words
 from credibly.errors import InputError, StoreError
 from credibly.storage.guarding import as_store_errors
+from credibly.tables.files.reading import read_table
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import read_table
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -19,7 +19,7 @@ from credibly.tables.fit_summary import Array, Candidate, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
-from credibly.tables.target_metrics import constant_density, constant_metrics, target_metrics
+from credibly.tables.targets.metrics import constant_density, constant_metrics, target_metrics
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from credibly.tables.writing import written
+from credibly.tables.files.writing import written
 from credibly.web.serve.errors import RequestError
 from credibly.web.serve.rows import CSV, JSON
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from credibly.tables.parsing import Notes
+from credibly.tables.cells.parsing import Notes
 from credibly.web.serve.errors import RequestError
 from credibly.web.serve.rows import Rows
 

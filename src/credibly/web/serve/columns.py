@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.core.levels import LEVELS
-from credibly.tables.columns import Categorical, Column, Numeric
-from credibly.tables.date_formats import DAY, dates
-from credibly.tables.parsing import finite, numbers, texts, whole_column
+from credibly.tables.cells.date_formats import DAY, dates
+from credibly.tables.cells.parsing import finite, numbers, texts, whole_column
+from credibly.tables.columns.encoders import Categorical, Column, Numeric
 from credibly.tables.prediction_columns import prediction_names
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from credibly.errors import InputError
-from credibly.tables.date_formats import dates
-from credibly.tables.dates import Date
-from credibly.tables.parsing import Notes, shown, whole_column
-from credibly.tables.reading import batches, header, record_batch
-from credibly.tables.sources import Bytes
+from credibly.tables.cells.date_formats import dates
+from credibly.tables.cells.parsing import Notes, shown, whole_column
+from credibly.tables.columns.dates import Date
+from credibly.tables.files.reading import batches, header, record_batch
+from credibly.tables.files.sources import Bytes
 from credibly.web.serve.errors import RequestError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.tables.conventions import Conventions, conventions_of
-from credibly.tables.missing_codes import missing_code
-from credibly.tables.parsing import is_number, numbers, texts, whole_column
+from credibly.tables.cells.conventions import Conventions, conventions_of
+from credibly.tables.cells.missing_codes import missing_code
+from credibly.tables.cells.parsing import is_number, numbers, texts, whole_column
 from credibly.tables.preparation import Preparation
 
 Array = npt.NDArray[Any]

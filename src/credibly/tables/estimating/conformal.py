@@ -18,7 +18,7 @@ from credibly.core.checks import is_integer
 from credibly.core.rng import stream_seed
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
-from credibly.tables.arrays import Array, real_targets, row_weights, seed_of, to_array
+from credibly.tables.estimating.arrays import Array, real_targets, row_weights, seed_of, to_array
 
 FOLDS = 5  # for conformal=True
 

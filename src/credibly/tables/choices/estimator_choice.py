@@ -6,12 +6,12 @@ from typing import Any
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.array_table import ArrayTable, ArrayTargets
-from credibly.tables.choosing import Rowset, choose
+from credibly.tables.choices.array_table import ArrayTable, ArrayTargets
+from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.table_choice import starting_recipe
 from credibly.tables.config import Config
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.recipe import Recipe
-from credibly.tables.table_choice import starting_recipe
 from credibly.tables.tuning import RULES
 
 METHODS = ("auto", "hmc", "ensemble")

@@ -11,7 +11,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from credibly.errors import InputError
-from credibly.tables.sources import Source
+from credibly.tables.files.sources import Source
 
 
 def schema(source: Source) -> pa.Schema:

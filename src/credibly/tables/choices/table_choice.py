@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from credibly.tables.array_table import ArrayTable
-from credibly.tables.chain_plan import LENGTHS, ChainPlan, plan_chains
-from credibly.tables.choosing import MANY, UNSTOPPED, choose
-from credibly.tables.fallback import FoldFits, compare
+from credibly.tables.choices.array_table import ArrayTable
+from credibly.tables.choices.chain_plan import LENGTHS, ChainPlan, plan_chains
+from credibly.tables.choices.fallback import FoldFits, compare
+from credibly.tables.choices.search import MANY, UNSTOPPED, choose
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.prepared import Prepared
 from credibly.tables.recipe import Recipe

@@ -6,9 +6,10 @@ noise for complete rows. Instead, fits alternate with draws of the missing cells
 
     x_m ~ p(x_m | x_o, y, D),   proportional to p(x_m | x_o) p(y | x_o, x_m, D),
 
-where p(x_m | x_o) is uniform over the completions of the row from similar rows (see `credibly.tables.imputation`), and
-p(y | x, D) the predictive of a short fit to the rows as they were completed before. The first fit is to the means over
-the completions. Only rows of the fit itself are used, so rows held out of it stay unseen.
+where p(x_m | x_o) is uniform over the completions of the row from similar rows (see
+`credibly.tables.missing.imputation`), and p(y | x, D) the predictive of a short fit to the rows as they were completed
+before. The first fit is to the means over the completions. Only rows of the fit itself are used, so rows held out of it
+stay unseen.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Method
 from credibly.methods import HMC, DeepEnsemble
 from credibly.posterior.base import Posterior
-from credibly.tables.imputation import Donors
-from credibly.tables.input_scaling import STANDARD, InputScaling
+from credibly.tables.columns.scaling import STANDARD, InputScaling
+from credibly.tables.missing.imputation import Donors
 from credibly.tables.recipe import Recipe
 from credibly.tables.threads import threads_for
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.columns import Array
-from credibly.tables.parsing import is_number, numbers, texts
+from credibly.tables.cells.parsing import is_number, numbers, texts
+from credibly.tables.columns.encoders import Array
 
 # Tasks whose predictions are probabilities of classes.
 LABELLED = ("classification", "ordinal")

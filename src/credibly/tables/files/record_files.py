@@ -15,7 +15,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from credibly.errors import InputError
-from credibly.tables.sources import Source, check_expansion
+from credibly.tables.files.sources import Source, check_expansion
 
 # Types of cells in a numeric column that need no conversion from text; booleans count as words.
 _NUMBERS = (float, int, type(None))

@@ -20,8 +20,8 @@ from torch import Tensor
 from credibly.core.inputs import Inputs
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
-from credibly.tables.imputation import Array, Donors
-from credibly.tables.input_scaling import STANDARD, InputScaling
+from credibly.tables.columns.scaling import STANDARD, InputScaling
+from credibly.tables.missing.imputation import Array, Donors
 
 # Consecutive draws share a completion, so that they are evaluated together: at most this many groups, enough that every
 # chain uses every completion.

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.tables import number_formats
-from credibly.tables.conventions import USUAL, Conventions, attach
-from credibly.tables.date_formats import DATE, dates, day_first, looks_like_dates
-from credibly.tables.parsing import is_number, is_placeholder, numbers, parse_text, shown, texts, whole_column
+from credibly.tables.cells import number_formats
+from credibly.tables.cells.conventions import USUAL, Conventions, attach
+from credibly.tables.cells.date_formats import DATE, dates, day_first, looks_like_dates
+from credibly.tables.cells.parsing import is_number, is_placeholder, numbers, parse_text, shown, texts, whole_column
 
 # A column is numeric if all cells but these few, and but this fraction of them, are numbers.
 STRAYS = 3

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.tables.conventions import USUAL, Conventions
-from credibly.tables.date_formats import day_first, looks_like_dates
-from credibly.tables.dates import Date, fit_date
-from credibly.tables.parsing import Notes, finite, is_number, numbers, positions, shown, texts
+from credibly.tables.cells.conventions import USUAL, Conventions
+from credibly.tables.cells.date_formats import day_first, looks_like_dates
+from credibly.tables.cells.parsing import Notes, finite, is_number, numbers, positions, shown, texts
+from credibly.tables.columns.dates import Date, fit_date
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -13,19 +13,19 @@ from sklearn.utils.validation import check_is_fitted
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
-from credibly.tables.arrays import Array, is_width, seed_of
-from credibly.tables.choosing import Rowset
-from credibly.tables.completed import predict_gaps
-from credibly.tables.encoding import InputEncoder, new_rows
-from credibly.tables.estimator_choice import choose_recipe, tuning_rule
+from credibly.tables.choices.estimator_choice import choose_recipe, tuning_rule
+from credibly.tables.choices.search import Rowset
+from credibly.tables.columns.scaling import STANDARD, InputScaling
+from credibly.tables.estimating.arrays import Array, is_width, seed_of
+from credibly.tables.estimating.encoding import InputEncoder, new_rows
+from credibly.tables.estimating.posterior_parts import from_parts, in_float64, to_parts
 from credibly.tables.fit_summary import Candidate
-from credibly.tables.imputation import Donors
-from credibly.tables.input_scaling import STANDARD, InputScaling
-from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
+from credibly.tables.missing.completed import predict_gaps
+from credibly.tables.missing.imputation import Donors
+from credibly.tables.missing.training_gaps import TrainingGaps, completed_inputs
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows
-from credibly.tables.target_scale import TargetScale
-from credibly.tables.training_gaps import TrainingGaps, completed_inputs
+from credibly.tables.targets.scale import TargetScale
 from credibly.tables.tuning import Trial, tune
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from credibly.distributed.world import World
-from credibly.tables.writing import TableWriter, as_array
+from credibly.tables.files.writing import TableWriter, as_array
 
 
 class Writer(Protocol):

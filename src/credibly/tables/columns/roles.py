@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from credibly.errors import InputError
-from credibly.tables.columns import Array
-from credibly.tables.conventions import conventions_of
-from credibly.tables.date_formats import dates, day_first
-from credibly.tables.parsing import is_number, numbers, texts, whole_column
+from credibly.tables.cells.conventions import conventions_of
+from credibly.tables.cells.date_formats import dates, day_first
+from credibly.tables.cells.parsing import is_number, numbers, texts, whole_column
+from credibly.tables.columns.encoders import Array
 from credibly.tables.splitting import check_groups
-from credibly.tables.targets import check_column
+from credibly.tables.targets.checks import check_column
 
 
 def group_values(table: Any, name: str, rows: Array) -> Array:

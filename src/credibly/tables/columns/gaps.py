@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from credibly.tables.columns import Array, Column
-from credibly.tables.parsing import Notes, whole_column
+from credibly.tables.cells.parsing import Notes, whole_column
+from credibly.tables.columns.encoders import Array, Column
 
 
 def encode_columns(columns: Sequence[Column], table: Any, gaps: bool = False) -> tuple[Array, Notes]:

@@ -22,14 +22,14 @@ from credibly.core.threads import torch_threads
 from credibly.errors import InputError, TrainingError
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
+from credibly.tables.choices.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
+from credibly.tables.columns.scaling import InputScaling
 from credibly.tables.fit_summary import Candidate
-from credibly.tables.input_scaling import InputScaling
+from credibly.tables.missing.training_gaps import TrainingGaps
 from credibly.tables.recipe import Recipe
-from credibly.tables.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
 from credibly.tables.splitting import Rows, folds_of
-from credibly.tables.target_scale import TargetScale, candidate_transforms
+from credibly.tables.targets.scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
-from credibly.tables.training_gaps import TrainingGaps
 
 Array = npt.NDArray[Any]
 

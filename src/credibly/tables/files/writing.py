@@ -19,8 +19,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from credibly.errors import InputError
-from credibly.tables.record_files import JsonLinesWriter, WorkbookWriter, excel_library
-from credibly.tables.sources import WRITTEN
+from credibly.tables.files.record_files import JsonLinesWriter, WorkbookWriter, excel_library
+from credibly.tables.files.sources import WRITTEN
 
 SUFFIXES = WRITTEN
 # First characters by which a spreadsheet treats a cell as a formula.

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from credibly.core.memory import in_words
 from credibly.errors import InputError
-from credibly.tables import csv_files, record_files, typed_files
-from credibly.tables.conventions import USUAL, Conventions, attach, conventions_of
-from credibly.tables.interpretation import interpreted
-from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
-from credibly.tables.row_samples import sample_rows
-from credibly.tables.sources import DELIMITED, RECORDS, TYPED, Bytes, Source, source_of
+from credibly.tables.cells.conventions import USUAL, Conventions, attach, conventions_of
+from credibly.tables.cells.interpretation import interpreted
+from credibly.tables.cells.parsing import Notes, finite, is_number, numbers, texts, whole_column
+from credibly.tables.files import csv_files, record_files, typed_files
+from credibly.tables.files.row_samples import sample_rows
+from credibly.tables.files.sources import DELIMITED, RECORDS, TYPED, Bytes, Source, source_of
 
 # The name of a first column without one, as R and pandas write the names of rows.
 ROW_NAMES = "row names"

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.columns import Array
-from credibly.tables.date_formats import DATE
-from credibly.tables.parsing import is_number, numbers, positions, texts, whole_column
-from credibly.tables.target_tasks import (
+from credibly.tables.cells.date_formats import DATE
+from credibly.tables.cells.parsing import is_number, numbers, positions, texts, whole_column
+from credibly.tables.columns.encoders import Array
+from credibly.tables.targets.tasks import (
     LABELLED,
     check_task_values,
     event_values,

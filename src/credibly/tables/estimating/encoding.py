@@ -12,7 +12,7 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from credibly.errors import InputError
-from credibly.tables.arrays import Array, moments
+from credibly.tables.estimating.arrays import Array, moments
 
 # Categories of a column with an input each; rarer ones share the input "other", as in tables.
 MAX_LEVELS = 50

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from credibly.tables.date_formats import DAY, Array, dates
-from credibly.tables.parsing import Notes
+from credibly.tables.cells.date_formats import DAY, Array, dates
+from credibly.tables.cells.parsing import Notes
 
 # Cycles of a date by name: only those that vary in the training rows are inputs.
 CYCLES = ("month", "weekday", "hour")

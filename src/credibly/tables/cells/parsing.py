@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.tables import number_formats
+from credibly.tables.cells import number_formats
 
 # (row, what is unusual about one of its cells)
 Notes: TypeAlias = list[tuple[int, str]]

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from credibly.errors import InputError
-from credibly.tables.parsing import MISSING
-from credibly.tables.sources import Bytes, Source
+from credibly.tables.cells.parsing import MISSING
+from credibly.tables.files.sources import Bytes, Source
 
 log = logging.getLogger(__name__)
 

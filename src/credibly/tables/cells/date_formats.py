@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.tables.parsing import Notes, is_placeholder, shown, texts
+from credibly.tables.cells.parsing import Notes, is_placeholder, shown, texts
 
 Array: TypeAlias = npt.NDArray[Any]
 

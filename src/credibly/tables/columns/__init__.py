@@ -1,0 +1,1 @@
+"""Input columns: roles, statistics of the training rows, encodings as network inputs, warnings."""

@@ -1,0 +1,1 @@
+"""What the scikit-learn estimators are made of: arrays, encodings, fits, intervals."""

@@ -1,0 +1,1 @@
+"""Files that hold tables: every format read and written in blocks."""

@@ -1,0 +1,1 @@
+"""Missing cells: imputation, training with gaps, predictions as mixtures over completions."""

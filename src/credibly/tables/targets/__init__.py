@@ -1,0 +1,1 @@
+"""Target columns: which task they are, the scale they are fitted on, their metrics."""
