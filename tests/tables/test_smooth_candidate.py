@@ -1,8 +1,12 @@
-"""The candidate of small smooth networks is tried only on tables for which its fits end in time."""
+"""The candidate of small smooth networks: on which tables it is tried, and what it has to gain on large ones."""
+
+import math
 
 import pytest
 
-from credibly.tables.choices.smooth_candidate import FEWEST_MEMBERS, MEMBERS, affordable_members
+from credibly.tables.choices.search import ROWS, _margin
+from credibly.tables.choices.smooth_candidate import FEWEST_MEMBERS, MEMBERS, affordable_members, smooth_recipe
+from credibly.tables.recipe import Recipe
 
 
 @pytest.mark.parametrize("rows, inputs", [(300, 6), (1_600, 11), (11_000, 16), (41_000, 9)])
@@ -19,3 +23,11 @@ def test_more_inputs_never_have_more_members():
     found = [affordable_members(2_000, inputs) for inputs in range(1, 80)]
     assert found == sorted(found, reverse=True)
     assert found[0] == MEMBERS
+
+
+def test_rows_that_short_fits_leave_out_count_for_the_wide_network():
+    wide = Recipe(method="ensemble")
+    smooth = smooth_recipe(wide, 4, prior_scale=True, inputs=True)
+    assert [_margin(smooth, wide, rows) for rows in (100, ROWS)] == [0.0, 0.0]
+    assert _margin(smooth, wide, 4 * ROWS) == pytest.approx(math.log(2))
+    assert _margin(wide, wide, 4 * ROWS) == 0.0

@@ -48,7 +48,7 @@ SMALL_ADDED, LARGE_ADDED = 50, 200
 # Patience that disables early stopping.
 UNSTOPPED = 10_000
 # Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
-# smaller noise floor, a wider prior, or many more inputs), or that has much smaller networks for many rows.
+# smaller noise floor, a wider prior, or many more inputs).
 CLEAR, CLEAR_SLOW = 0.25, 2.0
 # Loss on the folds so far, in standard errors of the difference, from which a candidate is not fitted to the others.
 HOPELESS = 2.0
@@ -131,7 +131,8 @@ def choose(
     score(best, _describe(recipe))
     for change in _changes(recipe, data, fixed):
         for name, candidate in change(best):
-            if _clearly_better(score(candidate, name, best), tried[best], _bar(candidate, best, data.rows.count)):
+            densities, margin = score(candidate, name, best), _margin(candidate, best, data.rows.count)
+            if _clearly_better(densities, tried[best], _bar(candidate, best), margin):
                 best = candidate
     found = tuple(dataclasses.replace(one, chosen=tried_one == best) for tried_one, one in scores.items())
     return best, found
@@ -218,13 +219,21 @@ def _decayed(best: Recipe) -> Recipe:
     return dataclasses.replace(best, settings=settings)
 
 
-def _bar(new: Recipe, old: Recipe, rows: int) -> float:
-    """Return the gain, in standard errors, that the new recipe needs on a table with `rows` rows."""
+def _bar(new: Recipe, old: Recipe) -> float:
+    """Return the gain, in standard errors, that the new recipe needs."""
     wider = new.noise_floor < old.noise_floor or new.scale > old.scale
     slow = new.method == "hmc" and (wider or new.inputs == "categories")
-    # Wide networks gain more than small ones by the rows that short fits leave out.
-    smaller = is_smooth(new) and not is_smooth(old) and rows > ROWS
-    return CLEAR_SLOW if slow or smaller else CLEAR
+    return CLEAR_SLOW if slow else CLEAR
+
+
+def _margin(new: Recipe, old: Recipe, rows: int) -> float:
+    """Return the gain in nats that the new recipe needs beyond its standard error, on a table with `rows` rows.
+
+    Short fits leave out all but `ROWS` rows, from which wide networks learn more than small ones. Their error falls at
+    most by the square root of the number of rows, so they may gain half its logarithm.
+    """
+    smaller = is_smooth(new) and not is_smooth(old)
+    return max(0.0, float(np.log(rows / ROWS)) / 2) if smaller else 0.0
 
 
 def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
@@ -298,14 +307,14 @@ def _clearly_worse(new: Array, old: Array) -> bool:
     return bool(np.isfinite(old).all() and gain.mean() < -HOPELESS * _error(gain))
 
 
-def _clearly_better(new: Array, old: Array, bar: float = CLEAR) -> bool:
+def _clearly_better(new: Array, old: Array, bar: float = CLEAR, margin: float = 0.0) -> bool:
     # A candidate that was abandoned early has fewer rows.
     if len(new) < len(old) or not np.isfinite(new).all():
         return False
     if not np.isfinite(old).all():
         return True
     gain = new - old
-    return bool(gain.mean() > bar * _error(gain))
+    return bool(gain.mean() > margin + bar * _error(gain))
 
 
 def _error(values: Array) -> float:
