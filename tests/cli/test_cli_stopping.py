@@ -324,7 +324,12 @@ def tidy(place: Path) -> None:
 class TestFullDisk:
     @pytest.mark.parametrize(
         "method, force, folds",
-        [(MAP, False, 1), (MAP, True, 1), (HMC, False, 1), (without_holdout(MAP), False, 5)],
+        [
+            (MAP, False, 1),
+            (MAP, True, 1),
+            pytest.param(HMC, False, 1, marks=pytest.mark.nightly),
+            (without_holdout(MAP), False, 5),
+        ],
         ids=["map", "force", "hmc", "folds"],
     )
     def test_in_a_fit(self, tmp_path, method, force, folds):

@@ -117,7 +117,7 @@ def test_methods_that_start_at_the_network_get_the_last_weights(method, monkeypa
 
 def test_online_laplace_is_one_batch_fit(conjugate):
     """Full curvature on a linear model: mode and precision after the last task are those of all rows."""
-    method = cr.Laplace(structure="full", steps=800, lr=0.05, compile=False)
+    method = cr.Laplace(structure="full", steps=2000, lr=0.05, compile=False)
     learned = learn(
         parts(conjugate), method, conjugate.net, Gaussian(conjugate.noise), cr.priors.Normal(conjugate.prior)
     )

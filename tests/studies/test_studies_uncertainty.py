@@ -47,7 +47,7 @@ def command(*words):
     return CliRunner().invoke(app, ["study", *map(str, words), "--quick", "--quiet"])
 
 
-@pytest.mark.parametrize("name", ["aleatoric-epistemic", "ood"])
+@pytest.mark.parametrize("name", [pytest.param("aleatoric-epistemic", marks=pytest.mark.nightly), "ood"])
 def test_a_study_ends_in_a_page(name, root, tmp_path, monkeypatch):
     real = ood.settings
     short = {"sghmc": {"start_steps": 30}}

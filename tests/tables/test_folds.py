@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-import credibly as cr
 from credibly.tables.choices.search import Rowset, choose
 from credibly.tables.choices.table_choice import choose_table
 from credibly.tables.config import Config
+from credibly.tables.files.reading import read_table
 from credibly.tables.guarantee import guaranteed
 from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
@@ -87,7 +87,7 @@ class TestRuns:
 
     def test_new_rows_are_covered_as_promised(self, run):
         new = columns(4000, seed=1)
-        inputs = run.model.inputs(cr.tables.reading.read_table(write(new, run.path.parent / "new.csv")))[0]
+        inputs = run.model.inputs(read_table(write(new, run.path.parent / "new.csv")))[0]
         lower, upper = guaranteed(run.model, inputs, run.model.predict(inputs)).interval(0.9)
         y = torch.tensor(new["y"])
         coverage = float(((y >= lower) & (y <= upper)).double().mean())
