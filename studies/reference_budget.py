@@ -146,12 +146,14 @@ def run_to_budget(
         held = ROUND_BYTES // (state.theta.numel() * state.theta.element_size())
         steps = THIN * max(1, min(wanted // THIN, held))
         timed = time.monotonic()
-        _advance(problem, state, settings, steps, seed, x_test)
+        kinetic = _advance(problem, state, settings, steps, seed, x_test)
         each = 0.5 * each + 0.5 * (time.monotonic() - timed) / steps
         state.seconds = before + time.monotonic() - began
         if file is not None:
             state.save(file)
-        report(f"{state.draws} draws of {chains} chains: {in_words(state.probabilities, reference)}")
+        draws = f"{state.draws} draws of {chains} chains"
+        heat = f", kinetic temperature {kinetic:.2f}" if kinetic is not None else ""
+        report(f"{draws}: {in_words(state.probabilities, reference)}{heat}")
     return state
 
 
@@ -206,10 +208,11 @@ def _seconds_per_step(problem: Problem, state: State, settings: dict[str, Any], 
 
 def _advance(
     problem: Problem, state: State, settings: dict[str, Any], steps: int, seed: int, x_test: Tensor | None
-) -> None:
-    """Take steps of all chains; with test rows, add predictions every `THIN` steps.
+) -> float | None:
+    """Take steps of all chains; with test rows, add predictions every `THIN` steps. Return the mean temperature.
 
-    Every call draws new momenta, which are independent of positions, from streams named by the steps so far.
+    The kinetic temperature is 1 for chains that sample the posterior; gradient noise heats them. Every call draws new
+    momenta, which are independent of positions, from streams named by the steps so far.
     """
     thin = steps if x_test is None else THIN
     draws = steps // thin
@@ -222,3 +225,5 @@ def _advance(
         state.draws += draws
     state.theta = posterior.draws[:, -1].clone()
     state.steps += steps
+    kinetic = (posterior.record.history.get("temperature") or {}).get("kinetic")
+    return sum(kinetic) / len(kinetic) if kinetic else None

@@ -6,8 +6,9 @@ server, forwards signals, and ends as the program does; if it is killed, so is t
 shutdown of the interpreter.
 
 Programs differ from those of `sys.executable` in what is fixed when the interpreter starts: the hash seed, options
-such as -W, and variables such as OMP_NUM_THREADS. Their parent is the server. Tests that depend on these, or on what
-is imported, use `sys.executable`.
+such as -W, and variables such as OMP_NUM_THREADS. Their parent is the server. Tests that depend on these use
+`sys.executable`. What `credibly.methods` imports is in `sys.modules` from the start, so tests that a library is not
+imported can fail as they should.
 """
 
 from __future__ import annotations

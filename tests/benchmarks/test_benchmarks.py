@@ -20,6 +20,7 @@ from benchmarks.floors import Floor, Rates
 from benchmarks.jax_client import JaxSide, PeerError
 from benchmarks.timing import Goal, Row, interleaved
 from credibly.cli import app, bench, checkout
+from warm_python import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 RATES = Rates(1e9, ((1000, 4e9), (10**6, 1e9)))
@@ -199,7 +200,8 @@ class TestCases:
         assert [row.peer for row in found] == ["one process"]
         assert len(found[0].ours) == len(found[0].baseline) == 2
 
-    def test_a_process_that_dies_is_reported(self, tmp_path):
+    def test_a_process_that_dies_is_reported(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(suite.sys, "executable", warm_python())
         found = suite.run_in_subprocess(case("no-such-case", two_rows), Setting(), tmp_path)
         assert found["failure"].startswith("exited with status")
 
@@ -261,6 +263,7 @@ class TestCommand:
     def test_a_run_from_end_to_end(self, tmp_path, monkeypatch, capsys):
         """The case runs in its own process."""
         monkeypatch.setattr(floors, "MATRICES", (64,))
+        monkeypatch.setattr(suite.sys, "executable", warm_python())
         assert next(c for c in suite.all_cases(["mixing"]) if c.name == "mixing").run is mixing.comparisons
         page = tmp_path / "page.md"
         page.write_text("\n".join(["# Speed", *results.marks("cpu"), ""]))

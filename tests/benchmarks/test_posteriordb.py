@@ -19,7 +19,7 @@ DOUBLE = torch.float64
 # The quick ones. `python -m benchmarks.posteriordb` samples all of them.
 SAMPLED = (
     pytest.param("arma-arma11", "NUTS", marks=pytest.mark.nightly),
-    ("gp_pois_regr-gp_regr", "NUTS"),
+    pytest.param("gp_pois_regr-gp_regr", "NUTS", marks=pytest.mark.nightly),
     ("gp_pois_regr-gp_regr", "HMC"),
 )
 

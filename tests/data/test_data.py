@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from credibly.data import (
     uci_splits,
 )
 from credibly.errors import InputError
+from warm_python import warm_python
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 TOYS: list[Callable[..., Toy]] = [
@@ -150,7 +150,7 @@ def test_embedded_rejects_bad_arguments(name: str, arguments: dict[str, Any], te
 
 def test_import_leaves_sklearn_alone() -> None:
     code = "import sys, credibly.data; assert not {'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run([warm_python(), "-c", code], check=True)
 
 
 # Toys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import matplotlib as mpl
 import numpy as np
@@ -17,6 +16,7 @@ from torch import nn
 import credibly as cr
 from credibly import plot
 from credibly.metrics import scores as metrics
+from warm_python import warm_python
 
 
 def net(inputs: int) -> nn.Module:
@@ -275,4 +275,4 @@ class TestStyle:
 
     def test_importing_plot_does_not_import_matplotlib(self):
         code = "import sys, credibly.plot, credibly.report; sys.exit(bool({'matplotlib', 'jinja2'} & set(sys.modules)))"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert subprocess.run([warm_python(), "-c", code], check=False).returncode == 0

@@ -4,7 +4,6 @@ import copy
 import functools
 import pickle
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import credibly as cr
+from warm_python import warm_python
 
 # A few steps, since the checks of scikit-learn fit about fifty times.
 BRIEF = {"steps": 80, "lr": 0.1}
@@ -107,7 +107,7 @@ def test_importing_the_package_does_not_import_scikit_learn():
         "import sys, credibly as cr; cr.Problem; a = 'sklearn' in sys.modules;"
         " cr.BayesianRegressor; print(a, 'sklearn' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "True"]
 
 
@@ -335,4 +335,4 @@ def test_defaults_on_real_data():
     errors = (y - mean) / std  # of standard deviation 1 if the prediction is right; its rms has an error of 1/sqrt(2 n)
     assert abs(np.sqrt(np.mean(errors**2)) - 1) < 3 / np.sqrt(2 * len(errors))
     x, y = load_wine(return_X_y=True)
-    assert cross_val_score(cr.BayesianClassifier(), x, y, cv=2).mean() > 0.95
+    assert cr.BayesianClassifier().fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.95

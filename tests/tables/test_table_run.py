@@ -277,7 +277,9 @@ class TestFractionBelow:
 
 
 class TestUnits:
-    @pytest.mark.parametrize("noise", ["learned", "student", "heteroscedastic"])
+    @pytest.mark.parametrize(
+        "noise", ["learned", pytest.param("student", marks=pytest.mark.nightly), "heteroscedastic"]
+    )
     def test_another_unit_of_the_target_changes_nothing_else(self, tmp_path, noise, monkeypatch):
         # Student noise has no compiled sampler; an ensemble completes its gaps, here a small one.
         monkeypatch.setattr(training_gaps, "ENSEMBLE_PILOT", {"members": 2, "steps": 60})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -21,6 +20,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from credibly.errors import InputError, StoreError
 from credibly.tables.preparation import Preparation
+from warm_python import warm_python
 
 RNG = np.random.default_rng(0)
 
@@ -406,7 +406,7 @@ def test_prediction_loads_no_scikit_learn() -> None:
         "Preparation.from_dict(json.loads(sys.argv[1])).transform(pa.table({'x': [1.0], 'colour': ['teal']}))\n"
         "print([m for m in ('sklearn', 'scipy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, plain], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm_python(), "-c", code, plain], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

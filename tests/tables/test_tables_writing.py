@@ -154,7 +154,7 @@ def test_a_full_disk_raises_and_leaves_nothing(tmp_path: Path, monkeypatch, suff
     monkeypatch.setattr(writing, "open", lambda path, mode: FullDisk(path, mode, room), raising=False)
     old = tmp_path / f"t{suffix}"
     old.write_text("kept")
-    values = np.random.default_rng(0).normal(size=(5, 20_000))
+    values = np.random.default_rng(0).normal(size=(5, 4_000))
     with pytest.raises(OSError, match="No space left") as caught:
         write_all(old, ({"x": block} for block in values))
     assert caught.value.errno == errno.ENOSPC

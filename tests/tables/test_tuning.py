@@ -223,7 +223,10 @@ def test_which_rule_auto_stands_for():
     assert few.fit(x[:20], raw[:20, 0]).trials_ == ()
 
 
-@pytest.mark.parametrize("kind", ["numbers", pytest.param("two", marks=pytest.mark.nightly), "three"])
+@pytest.mark.parametrize(
+    "kind",
+    ["numbers", pytest.param("two", marks=pytest.mark.nightly), pytest.param("three", marks=pytest.mark.nightly)],
+)
 def test_a_table_is_tuned_from_the_command_line(brief, tmp_path, kind):
     """The choice is stored in the settings of the run, which reproduce it; explicit settings are kept."""
     rng = np.random.default_rng(0)
