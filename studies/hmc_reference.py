@@ -49,15 +49,19 @@ DEFAULTS = {
     "prior_variance": "0.025",
     "train_rows": "20000",
     "test_rows": "0",
-    "activation": "silu",
+    "activation": "relu",
     "methods": "map,dropout,bbb,ensemble,sgld,sghmc,hmc",
     "plan": "batched",
     "precision": "full",
 }
 
 
-# The published prior variance and the precision of gradients for other networks than the default; all rows train.
-BY_NETWORK = {"resnet20_frn": {"prior_variance": "0.2", "train_rows": "0", "precision": "bf16"}}
+# The activation and prior variance that the references of other networks were made with, and the precision of gradients;
+# all rows train.
+BY_NETWORK = {
+    "resnet20_frn": {"activation": "silu", "prior_variance": "0.2", "train_rows": "0", "precision": "bf16"},
+    "lenet": {"prior_variance": "0.01", "train_rows": "0"},
+}
 
 
 def settings_for(method: str, quick: bool) -> dict[str, Any]:
