@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import logging
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +25,7 @@ from credibly.web import app
 from credibly.web.serve.logs import JsonLines
 from credibly.web.serve.metrics import Histogram
 from credibly.web.serve.runs import ServedRun
-from credibly.web.serve.server import is_loopback, loopback_hosts
+from credibly.web.serve.server import is_loopback, listen, loopback_hosts
 from own_tables import call, diabetes, start, wait_for
 from own_tables import refused as command_refused
 
@@ -82,6 +84,26 @@ def test_hosts(numbers):
         assert client.get("/health", headers={"Host": "LOCALHOST:9"}).status_code == 200
         assert client.get("/health", headers={"Host": "[::1]"}).status_code == 200
         refused(client.get("/health", headers={"Host": "evil.example"}), 421, "evil.example", "127.0.0.1")
+
+
+def test_responses_are_sent_at_once():
+    """With Nagle's algorithm, the body of a response waits 40 ms for the client to acknowledge the header."""
+
+    async def accepted():
+        delayed = asyncio.get_running_loop().create_future()
+
+        def answer(reader, writer):
+            option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            delayed.set_result(not option)
+            writer.close()
+
+        with listen("127.0.0.1", 0) as listening:
+            async with await asyncio.start_server(answer, sock=listening):
+                _, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.close()
+                return await delayed
+
+    assert not asyncio.run(accepted())
 
 
 class TestDescription:
