@@ -54,7 +54,12 @@ def _by_halley(likelihood: LocationScale, output: Tensor, extra: dict[str, Tenso
         some = slice(first, first + rows)
         part = output[:, some]
         own = scale if scale.ndim == 0 or scale.shape[1:2] in ((), (1,)) else scale[:, some]
-        values, converged = _halley(likelihood, loc[:, some], own, levels)
+        # For a few rows nearly all time is that of calls, so levels share them; for many the cache decides.
+        together = max(1, BLOCK_VALUES // max(1, loc[:, some].numel()))
+        parts = [
+            _halley(likelihood, loc[:, some], own, levels[i : i + together]) for i in range(0, len(levels), together)
+        ]
+        values, converged = (torch.cat(part) for part in zip(*parts))
         if not bool(converged.all()):
             slow = (~converged).flatten(2).any(-1).any(0)  # rows
             values[:, slow] = _by_bracketing(likelihood, part[:, slow], extra, levels)
@@ -72,30 +77,25 @@ def _halley(likelihood: LocationScale, loc: Tensor, scale: Tensor, levels: Seque
     tolerance = (
         eps ** (1 / 3) / 4 if type(likelihood).standard_log_prob is LocationScale.standard_log_prob else eps**0.5 / 4
     )
-    results, convergence = [], []
-    for level in levels:
-        start = torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).to(mean)
-        value = mean + std * start
-        converged = torch.zeros_like(value, dtype=torch.bool)
-        for _ in range(MAX_STEPS):
-            z = (value - loc) * inverse
-            excess = likelihood.standard_cdf(z).mean(0, dtype=torch.float64) - level
-            weight = likelihood.standard_log_prob(z).exp_() * inverse
-            density = weight.mean(0)
-            # The slope of a normal density. For heavier tails it is too steep, which only costs a step or two.
-            slope = -weight.mul_(z).mul_(inverse).mean(0)
-            newton = excess / density
-            step = newton / (1 - 0.5 * newton * slope / density).clamp(0.5, 2.0)
-            moved = (value - step.to(value)).where(torch.isfinite(step) & (step.abs() < 4 * std), value)
-            converged = (moved - value).abs() <= tolerance * std
-            failed = ~torch.isfinite(step) | (step.abs() >= 4 * std)
-            converged &= ~failed
-            value = moved
-            if bool((converged | failed).all()):
-                break
-        results.append(value)
-        convergence.append(converged)
-    return torch.stack(results), torch.stack(convergence)
+    level = torch.tensor(levels, dtype=torch.float64, device=loc.device).reshape(-1, *[1] * mean.ndim)
+    value = mean + std * torch.special.ndtri(level).to(mean)
+    converged = torch.zeros_like(value, dtype=torch.bool)
+    for _ in range(MAX_STEPS):
+        z = (value.unsqueeze(1) - loc) * inverse
+        excess = likelihood.standard_cdf(z).mean(1, dtype=torch.float64) - level
+        weight = likelihood.standard_log_prob(z).exp_() * inverse
+        density = weight.mean(1)
+        # The slope of a normal density. For heavier tails it is too steep, which only costs a step or two.
+        slope = -weight.mul_(z).mul_(inverse).mean(1)
+        newton = excess / density
+        step = newton / (1 - 0.5 * newton * slope / density).clamp(0.5, 2.0)
+        moved = (value - step.to(value)).where(torch.isfinite(step) & (step.abs() < 4 * std), value)
+        failed = ~torch.isfinite(step) | (step.abs() >= 4 * std)
+        converged = ((moved - value).abs() <= tolerance * std) & ~failed
+        value = moved
+        if bool((converged | failed).all()):
+            break
+    return value, converged
 
 
 def _by_bracketing(likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]) -> Tensor:
