@@ -57,7 +57,7 @@ DEFAULTS = {
 }
 
 
-# The activation and prior variance that the references of other networks were made with, and the precision of gradients.
+# Activation and prior variance that the references of other networks were made with, and the precision of gradients.
 BY_NETWORK = {
     "resnet20_frn": {"activation": "silu", "prior_variance": "0.2", "precision": "bf16"},
     "lenet": {"prior_variance": "0.01"},

@@ -8,6 +8,7 @@ from credibly.likelihoods import (
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     Poisson,
     StudentT,
 )
@@ -22,6 +23,7 @@ CASES = {
     "learned noise": (Gaussian(), 1, REAL),
     "student": (StudentT(0.4, df=3.0), 1, REAL),
     "heteroscedastic": (HeteroscedasticGaussian(), 2, REAL),
+    "heteroscedastic student": (HeteroscedasticStudentT(df=5.0, floor=0.1), 2, REAL),
     "bernoulli": (Bernoulli(), 1, (REAL > 0).long()),
     "poisson": (Poisson(), 1, REAL.exp().round()),
     "categorical": (Categorical(), 3, CLASSES),

@@ -152,15 +152,15 @@ def test_torch_export_holds_the_same_outputs(tmp_path):
 
 @pytest.mark.parametrize(
     "likelihood",
-    [L.Gaussian(0.05), L.StudentT(0.4, df=3.0), L.HeteroscedasticGaussian()],
-    ids=["separated", "heavy tails", "heteroscedastic"],
+    [L.Gaussian(0.05), L.StudentT(0.4, df=3.0), L.HeteroscedasticGaussian(), L.HeteroscedasticStudentT()],
+    ids=["separated", "heavy tails", "heteroscedastic", "both"],
 )
 def test_quantiles_of_mixtures(likelihood):
     """Also where the components are forty standard deviations apart, and far out in the tails."""
     torch.manual_seed(3)
     locations = torch.cat([torch.randn(5, 4, 1) * 0.01, 2 + torch.randn(8, 4, 1) * 0.01])
     output = torch.cat([locations, torch.randn(13, 4, 1)], -1)
-    output = output if isinstance(likelihood, L.HeteroscedasticGaussian) else locations
+    output = output if likelihood.outputs_per_target == 2 else locations
     levels = [0.001, 0.2, 0.5, 0.99]
     found = graph_quantiles(likelihood, [(output, {})], levels)[:, 0]
     reached = likelihood.cdf(output.double().unsqueeze(1), found.unsqueeze(0).double(), {}).mean(0)

@@ -12,6 +12,7 @@ from credibly.likelihoods import (
     Gaussian,
     HeteroscedasticCategorical,
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     Poisson,
     StudentT,
 )
@@ -29,6 +30,12 @@ CASES = {
         torch.tensor([[[0.4, -0.6]], [[-1.1, 0.8]]], dtype=f64),
         {},
         lambda s: stats.norm([0.4, -1.1][s], np.exp(0.5 * np.array([-0.6, 0.8])[s])),
+    ),
+    "hetero student": (
+        HeteroscedasticStudentT(df=5.0, floor=0.2),
+        torch.tensor([[[0.4, -0.6]], [[-1.1, 0.8]]], dtype=f64),
+        {},
+        lambda s: stats.t(5.0, [0.4, -1.1][s], np.hypot(0.2, np.exp(0.5 * np.array([-0.6, 0.8])[s]))),
     ),
     "poisson": (Poisson(), OUTPUT + 1, {}, lambda s: stats.poisson(np.exp([1.4, -0.1][s]))),
     "bernoulli": (Bernoulli(), OUTPUT, {}, lambda s: stats.bernoulli(1 / (1 + np.exp(-np.array([0.4, -1.1])[s])))),
@@ -71,11 +78,12 @@ def test_samples_follow_the_density(name):
             assert (np.abs(seen - expected) < 4.5 * np.sqrt(expected) + 1).all()
 
 
-@pytest.mark.parametrize("df", [0.5, 1.0, 2.5, 30.0, 1000.0])
+@pytest.mark.parametrize("df", [0.5, 1.0, 2.0, 2.5, 4.0, 6.0, 10.0, 30.0, 1000.0])
 def test_student_t_cdf(df):
-    z = torch.linspace(-40, 40, 161, dtype=f64)
+    """Also far out, where 1 - CDF and the polynomial of an even df have no digits left, and at the ends."""
+    z = torch.cat([torch.linspace(-40, 40, 161, dtype=f64), torch.tensor([-1e9, -300.0, 1e9, torch.inf, -torch.inf])])
     got = StudentT(1.0, df=df).standard_cdf(z)
-    torch.testing.assert_close(got, torch.from_numpy(stats.t(df).cdf(z.numpy())), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(got, torch.from_numpy(stats.t(df).cdf(z.numpy())), rtol=1e-9, atol=1e-70)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.5, 29.0, 30.0, 31.0, 400.0])

@@ -13,7 +13,15 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
+from credibly.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
+    Poisson,
+    StudentT,
+)
 from credibly.posterior import loading, saving
 from credibly.storage.run_folder import checksum
 
@@ -42,6 +50,7 @@ def fitted(likelihood=None, outputs=1, y=None, **kwargs):
         (Gaussian(per_target=True, scale_prior=cr.priors.StudentT(3.0, 0.5)), 2, randn(12, 2)),
         (StudentT(df=3.3), 1, None),
         (HeteroscedasticGaussian(), 2, None),
+        (HeteroscedasticStudentT(df=5.0), 2, None),
         (Bernoulli(), 1, torch.arange(12) % 2),
         (Categorical(), 3, torch.arange(12) % 3),
         (cr.likelihoods.HeteroscedasticCategorical(samples=8), 6, torch.arange(12) % 3),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conftest import randn
-from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, HeteroscedasticStudentT, StudentT
 from credibly.predictive import quantiles
 
 LEVELS = (0.001, 0.05, 0.5, 0.95, 0.999)
@@ -17,7 +17,13 @@ LEVELS = (0.001, 0.05, 0.5, 0.95, 0.999)
 )  # std of the components' locations, in units of their scale
 @pytest.mark.parametrize(
     "likelihood, width",
-    [(Gaussian(0.2), 1), (Gaussian((0.1, 2.0)), 2), (StudentT(0.2, df=3.0), 1), (HeteroscedasticGaussian(), 2)],
+    [
+        (Gaussian(0.2), 1),
+        (Gaussian((0.1, 2.0)), 2),
+        (StudentT(0.2, df=3.0), 1),
+        (HeteroscedasticGaussian(), 2),
+        (HeteroscedasticStudentT(), 2),
+    ],
 )
 def test_halley_and_bracketing_agree(likelihood, width, spread, dtype, close):
     output = 0.2 * spread * randn(50, 7, width, dtype=dtype) + randn(1, 7, width, dtype=dtype)

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
+    StudentT,
+)
 from credibly.networks.zoo import ACTIVATIONS
 from credibly.tables.recipe import AFFORDABLE, NOISES, SLOWER, TASKS, Recipe, settings_for
 
@@ -101,6 +108,7 @@ def test_auto_picks_hmc_where_it_is_affordable_and_explains_why():
         ("learned", Gaussian, 1),
         ("student", StudentT, 1),
         ("heteroscedastic", HeteroscedasticGaussian, 2),
+        ("heteroscedastic-student", HeteroscedasticStudentT, 2),
         (0.2, Gaussian, 1),
     ],
 )
@@ -111,9 +119,9 @@ def test_noise_models(noise, kind, outputs):
         assert type(problem.likelihood) is kind
         assert problem.likelihood.squeeze is (targets == 1)
         assert problem.layout.module(torch.zeros(1, 3)).shape == (1, targets * outputs)
-        own = 0 if noise in ("heteroscedastic", 0.2) else targets
+        own = 0 if outputs == 2 or noise == 0.2 else targets
         assert problem.dim - problem.layout.network_dim == own  # each target has a scale of its own
-    assert {"learned", "student", "heteroscedastic", "poisson"} == set(NOISES)
+    assert {"learned", "student", "heteroscedastic", "heteroscedastic-student", "poisson"} == set(NOISES)
     if noise == 0.2:
         assert problem.likelihood.scale == 0.2
 
@@ -163,7 +171,7 @@ def test_refuses_what_it_cannot_use():
         ({"prior_scale": float("nan")}, "prior_scale must be a positive number, got nan"),
         (
             {"noise": "none"},
-            "noise must be one of 'learned', 'heteroscedastic', 'student', 'poisson' or a positive number, got 'none'",
+            "noise must be one of 'learned', 'heteroscedastic', 'student', 'heteroscedastic-student', 'poisson' or a positive number, got 'none'",
         ),
         ({"noise": -1.0}, "noise must be a positive number, got -1.0"),
         ({"settings": [("steps", 3)]}, "settings must be a dict of settings of the method, got [('steps', 3)]"),

@@ -63,7 +63,7 @@ def _transforms(incomplete: str) -> list[str]:
 
 
 def _noises(incomplete: str) -> list[str]:
-    return _complete(("learned", "heteroscedastic", "student", "poisson"), incomplete)
+    return _complete(("learned", "heteroscedastic", "student", "heteroscedastic-student", "poisson"), incomplete)
 
 
 def _rules(incomplete: str) -> list[str]:
@@ -199,8 +199,9 @@ Hidden = Annotated[
 Noise = Annotated[
     str | None,
     typer.Option(
-        help="Noise model of a regression: learned, heteroscedastic (depends on the inputs), student (heavy tails), or"
-        " a known value in standard deviations of the target. (Default: learned, or chosen by `fit --tune`.)",
+        help="Noise model of a regression: learned, heteroscedastic (depends on the inputs), student (heavy tails),"
+        " heteroscedastic-student (both), or a known value in standard deviations of the target. (Default: learned, or"
+        " chosen by `fit --tune`.)",
         autocompletion=_noises,
     ),
 ]

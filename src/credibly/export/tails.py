@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from credibly.likelihoods.continuous import LocationScale, StudentT
+from credibly.likelihoods.continuous import LocationScale, StudentNoise
 
 Array = npt.NDArray[Any]
 CDF = Callable[[Tensor], Tensor]
@@ -39,7 +39,7 @@ def standard_cdf(likelihood: LocationScale) -> CDF | None:
     if own is LocationScale.standard_cdf:
         series = _normal_series()
         return None if series is None else partial(_normal_cdf, series=series)
-    if own is StudentT.standard_cdf and isinstance(likelihood, StudentT):
+    if own is StudentNoise.standard_cdf and isinstance(likelihood, StudentNoise):
         series = _student_series(float(likelihood.df))
         return None if series is None else partial(_student_cdf, df=float(likelihood.df), series=series)
     return None
@@ -49,7 +49,7 @@ def standard_quantile(likelihood: LocationScale, level: float) -> float:
     """Return the quantile of the standardised noise of a likelihood that `standard_cdf` knows."""
     from scipy.special import ndtri, stdtrit
 
-    return float(stdtrit(likelihood.df, level) if isinstance(likelihood, StudentT) else ndtri(level))
+    return float(stdtrit(likelihood.df, level) if isinstance(likelihood, StudentNoise) else ndtri(level))
 
 
 def _normal_cdf(z: Tensor, series: Series) -> Tensor:

@@ -1,7 +1,7 @@
 """Likelihoods: the distribution of y given the network's output."""
 
 from credibly.likelihoods.base import Likelihood
-from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, HeteroscedasticStudentT, StudentT
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
 from credibly.likelihoods.from_distribution import FromDistribution, from_distribution
@@ -19,6 +19,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         Gaussian,
         HeteroscedasticGaussian,
         StudentT,
+        HeteroscedasticStudentT,
         Bernoulli,
         Categorical,
         HeteroscedasticCategorical,
@@ -44,6 +45,7 @@ __all__ = [
     "Heads",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
+    "HeteroscedasticStudentT",
     "Likelihood",
     "NegativeBinomial",
     "Ordinal",

@@ -1,4 +1,4 @@
-"""Likelihoods of real targets: Gaussian, Student-t, and heteroscedastic Gaussian."""
+"""Likelihoods of real targets: Gaussian and Student-t, each with a shared scale or one that the network predicts."""
 
 from __future__ import annotations
 
@@ -158,21 +158,11 @@ class Gaussian(_SharedScale):
         return torch.square(y - output).sum(-1) * (-0.5 / self.scale**2) - constant
 
 
-@dataclass(frozen=True)
-class StudentT(_SharedScale):
-    """y = f(x, w) + scale * t with t Student-t of `df` degrees of freedom: robust to outliers.
+@dataclass(frozen=True, kw_only=True)
+class StudentNoise(LocationScale):
+    """z is Student-t with `df` degrees of freedom."""
 
-    Args:
-        scale: as for `Gaussian`.
-        df: degrees of freedom. The variance is scale^2 df / (df - 2), infinite for df <= 2, and the mean exists for
-            df > 1. For smaller df, predictions report the location, which is the median, as their mean.
-    """
-
-    df: float = field(default=4.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("df", self.df)
+    df: float = 4.0
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
         """Return the log density of a standard Student-t variable."""
@@ -198,14 +188,24 @@ class StudentT(_SharedScale):
         return a * (digamma[0] - digamma[1]) + 0.5 * math.log(self.df) + log_beta
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeteroscedasticGaussian(LocationScale):
-    """y ~ N(m(x, w), floor^2 + exp(v(x, w))): the network predicts K means and then K values v on its last axis.
+@dataclass(frozen=True)
+class StudentT(StudentNoise, _SharedScale):
+    """y = f(x, w) + scale * t with t Student-t of `df` degrees of freedom: robust to outliers.
 
     Args:
-        floor: smallest standard deviation. Without one the density is unbounded: if rows repeat or targets take only a
-            few values, the network can make the variance of those rows as close to zero as the prior allows.
+        scale: as for `Gaussian`.
+        df: degrees of freedom. The variance is scale^2 df / (df - 2), infinite for df <= 2, and the mean exists for
+            df > 1. For smaller df, predictions report the location, which is the median, as their mean.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("df", self.df)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PredictedScale(LocationScale):
+    """A scale sqrt(floor^2 + exp(v(x, w))): the network predicts K locations and then K values v on its last axis."""
 
     floor: float = 0.0
     outputs_per_target: ClassVar[int] = 2
@@ -215,11 +215,40 @@ class HeteroscedasticGaussian(LocationScale):
             check_positive("floor", self.floor)
 
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Return the means m and standard deviations sqrt(floor^2 + exp(v))."""
-        loc, log_variance = output.chunk(2, -1)
+        """Return the locations and scales sqrt(floor^2 + exp(v))."""
+        loc, log_square = output.chunk(2, -1)
         if not self.floor:
-            return loc, torch.exp(0.5 * log_variance)
-        return loc, torch.sqrt(self.floor**2 + torch.exp(log_variance))
+            return loc, torch.exp(0.5 * log_square)
+        return loc, torch.sqrt(self.floor**2 + torch.exp(log_square))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroscedasticGaussian(_PredictedScale):
+    """y ~ N(m(x, w), floor^2 + exp(v(x, w))): the network predicts K means and then K values v on its last axis.
+
+    Args:
+        floor: smallest standard deviation. Without one the density is unbounded: if rows repeat or targets take only a
+            few values, the network can make the variance of those rows as close to zero as the prior allows.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroscedasticStudentT(StudentNoise, _PredictedScale):
+    """y = m(x, w) + sqrt(floor^2 + exp(v(x, w))) t, with t Student-t: noise that depends on x and has heavy tails.
+
+    The network has the outputs of `HeteroscedasticGaussian`. exp(v) is the squared scale of t; the variance is
+    df / (df - 2) times as large.
+
+    Args:
+        floor: smallest scale, as for `HeteroscedasticGaussian`.
+        df: degrees of freedom; those of about 30 and more are nearly Gaussian.
+    """
+
+    df: float = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("df", self.df)
 
 
 def _log_std(y: Tensor, weight: Tensor | None) -> list[float]:

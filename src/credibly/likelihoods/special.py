@@ -13,16 +13,39 @@ Shape = float | Tensor
 
 SUMMED = 128  # counts whose entropy is summed term by term
 NODES = 192  # nodes of the integral over larger counts
+# Degrees of freedom with a polynomial CDF, and the tail probability below which that loses accuracy.
+POLYNOMIAL, FAR = (2.0, 4.0, 6.0, 8.0, 10.0), 1e-5
 
 
 def student_t_cdf(z: Tensor, df: float) -> Tensor:
     """Return P(t <= z) for a standard Student-t variable, elementwise, computed in float64.
 
-    P(|t| > |z|) = I_x(df/2, 1/2) at x = df / (df + z^2), the regularised incomplete beta function.
+    P(|t| > |z|) = I_x(df/2, 1/2) at x = df / (df + z^2), the regularised incomplete beta function. For a small even df
+    it is a polynomial in z / sqrt(df + z^2), except in the far tails, where that has no digits left.
     """
-    double = z.to(torch.float64)
-    tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + double**2), double**2 / (df + double**2))
+    # Beyond the ends the square would overflow.
+    double = z.to(torch.float64).clamp(-1e150, 1e150)
+    if df not in POLYNOMIAL:
+        tail = _student_t_tail(double, df)
+    else:
+        tail = _even_student_t_tail(double, df)
+        far = tail < FAR
+        tail[far] = _student_t_tail(double[far], df)
     return torch.where(double > 0, 1 - tail, tail).to(z.dtype)
+
+
+def _student_t_tail(z: Tensor, df: float) -> Tensor:
+    return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + z**2), z**2 / (df + z**2))
+
+
+def _even_student_t_tail(z: Tensor, df: float) -> Tensor:
+    """Return P(t > |z|) = 1/2 - s/2 sum_(i < df/2) C(2i, i) (x/4)^i with s = |z| / sqrt(df + z^2), x = 1 - s^2."""
+    s = z.abs() * torch.rsqrt(df + z**2)
+    x = 1 - s**2
+    total = torch.zeros_like(x)
+    for i in reversed(range(int(df) // 2)):
+        total = total * x + math.comb(2 * i, i) / 4**i
+    return 0.5 - 0.5 * s * total
 
 
 def incomplete_beta(a: Tensor, b: Tensor, x: Tensor, one_minus_x: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         Noisy weights bring a predicted variance near zero. For other likelihoods a norm of 10 would slow a precise fit.
         """
         settings = super().table_settings(layers, noise)
-        return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})
+        return settings | ({"clip_norm": 10.0} if str(noise).startswith("heteroscedastic") else {})
 
 
 def widened(chosen: LowRank | FullRank, values: Tensor, dim: int) -> Tensor:

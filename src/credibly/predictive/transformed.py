@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.likelihoods import Likelihood, StudentT
+from credibly.likelihoods import Likelihood
 from credibly.likelihoods.base import Extra, IndependentTargets
-from credibly.likelihoods.continuous import LocationScale
+from credibly.likelihoods.continuous import LocationScale, StudentNoise
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_units, with_likelihood
 from credibly.predictive.transforms import Transform
@@ -97,7 +97,7 @@ class Transformed(IndependentTargets):
         return loc * scale + location, (width * scale).expand_as(loc)
 
     def _moments(self, transform: Transform, centre: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        tail = self.inner.df if isinstance(self.inner, StudentT) else math.inf
+        tail = self.inner.df if isinstance(self.inner, StudentNoise) else math.inf
         normal = type(self.inner).standard_log_prob is LocationScale.standard_log_prob
         if transform.kind in ("log", "shifted_log") and normal:
             if transform.limits is not None:

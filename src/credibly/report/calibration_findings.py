@@ -29,6 +29,7 @@ from credibly.report.row_statistics import (
 )
 from credibly.report.significance import CHANCE, SEVERE, binomial_range, binomial_tails, sum_tails
 from credibly.tables.fit_summary import FitSummary
+from credibly.tables.recipe import HEAVY, PREDICTED
 
 # Interval levels checked besides 90 %.
 OTHER_LEVELS = (0.5, 0.8, 0.95)
@@ -129,9 +130,11 @@ def outliers(facts: FitSummary) -> Finding | None:
     )
     # A few outliers concern the far tails alone; the intervals of other levels are checked by themselves.
     severity = WARN if tail < SEVERE else NOTE
-    if noise_option(facts) == "student":
+    noise = noise_option(facts)
+    if noise in HEAVY:
         return Finding(severity, text)
-    advice = Recommendation("Use noise with heavy tails (Student t).", refit_command(facts, "--noise", "student"))
+    heavy = "heteroscedastic-student" if noise == "heteroscedastic" else "student"
+    advice = Recommendation("Use noise with heavy tails (Student t).", refit_command(facts, "--noise", heavy))
     return Finding(severity, text, (advice,))
 
 
@@ -151,7 +154,7 @@ def changing_noise(facts: FitSummary) -> Finding | None:
         f"intervals are too {large} for large predictions and too {small} for small ones."
     )
     # Mild if the intervals are already allowed to change.
-    severity = NOTE if noise_option(facts) == "heteroscedastic" else WARN
+    severity = NOTE if noise_option(facts) in PREDICTED else WARN
     return Finding(severity, text, use_heteroscedastic_noise(facts))
 
 

@@ -8,6 +8,14 @@ from credibly.inference.sampling.run import SamplingMethod
 from credibly.methods import METHODS, Method
 from credibly.report.page import Recommendation
 from credibly.tables.fit_summary import FitSummary
+from credibly.tables.recipe import PREDICTED
+
+# The --noise option of likelihoods other than the default.
+NOISES = {
+    "HeteroscedasticGaussian": "heteroscedastic",
+    "StudentT": "student",
+    "HeteroscedasticStudentT": "heteroscedastic-student",
+}
 
 
 def refit_command(facts: FitSummary, *options: str, method: str | None = None) -> str:
@@ -28,14 +36,15 @@ def compare_command(facts: FitSummary) -> str:
 def noise_option(facts: FitSummary) -> str | None:
     """Return the --noise option of the fit, or None if it is the default."""
     likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
-    return {"HeteroscedasticGaussian": "heteroscedastic", "StudentT": "student"}.get(type(likelihood).__name__)
+    return NOISES.get(type(likelihood).__name__)
 
 
 def use_heteroscedastic_noise(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend heteroscedastic noise for a regression that does not have it."""
-    if facts.kind != "regression" or noise_option(facts) == "heteroscedastic":
+    noise = noise_option(facts)
+    if facts.kind != "regression" or noise in PREDICTED:
         return ()
-    command = refit_command(facts, "--noise", "heteroscedastic")
+    command = refit_command(facts, "--noise", "heteroscedastic-student" if noise == "student" else "heteroscedastic")
     return (Recommendation("Let the noise level depend on the inputs.", command),)
 
 

@@ -49,7 +49,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
             regularise more.
         noise: "learned" (one scale per target), "heteroscedastic" (depends on x), "student" (learned scale, heavy
-            tails), or a known standard deviation in units of the standardised target.
+            tails), "heteroscedastic-student" (both), or a known standard deviation in units of the standardised target.
         settings: settings of the method that override those of the recipe, such as {"draws": 500}; name the method too,
             as they are those of one method.
         random_state: an int, a numpy RandomState, or None for a different fit every time.

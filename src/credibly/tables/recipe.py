@@ -22,6 +22,7 @@ from credibly.likelihoods import (
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     Likelihood,
     NegativeBinomial,
     Ordinal,
@@ -39,7 +40,11 @@ from credibly.tables.targets.tasks import LABELLED
 
 TASKS = ("regression", "classification", "counts", "ordinal", "proportion", "survival")
 # The last one is for counts alone.
-NOISES = ("learned", "heteroscedastic", "student", "poisson")
+NOISES = ("learned", "heteroscedastic", "student", "heteroscedastic-student", "poisson")
+# Those whose scale is an output of the network.
+PREDICTED = ("heteroscedastic", "heteroscedastic-student")
+# Those with heavy tails, for which there is no compiled backend.
+HEAVY = ("student", "heteroscedastic-student")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
@@ -59,8 +64,8 @@ class Recipe:
             fan-in. None is 1 for real targets and counts, and 2 for tasks on a logit scale, where confident outputs
             are larger.
         noise: for regression: "learned" (one scale, with a prior), "heteroscedastic" (depends on x), "student" (learned
-            scale, heavy tails), or a known standard deviation in units of the standardised target. For counts:
-            "learned" (negative binomial, with a learned dispersion) or "poisson".
+            scale, heavy tails), "heteroscedastic-student" (both), or a known standard deviation in units of the
+            standardised target. For counts: "learned" (negative binomial, with a learned dispersion) or "poisson".
         method: a name in METHODS, or "auto".
         settings: settings of the method that override those of `settings_for`.
         embedding: whether numeric columns have periodic embeddings.
@@ -115,8 +120,9 @@ class Recipe:
             others = {"counts": counts, "proportion": Beta(), "survival": Survival()}
             return Ordinal(classes=classes) if self.task == "ordinal" else others[self.task]
         if isinstance(self.noise, str):
-            if self.noise == "heteroscedastic":
-                return HeteroscedasticGaussian(floor=self.noise_floor)
+            if self.noise in PREDICTED:
+                kind = HeteroscedasticGaussian if self.noise == "heteroscedastic" else HeteroscedasticStudentT
+                return kind(floor=self.noise_floor)
             # Targets are standardised, whichever of their rows a problem has.
             return (Gaussian if self.noise == "learned" else StudentT)(scale_prior=STANDARD, per_target=targets > 1)
         return Gaussian(self.noise)
@@ -128,7 +134,7 @@ class Recipe:
             return 1 if classes == 2 else classes
         if self.task != "regression":
             return 1
-        return targets * (2 if self.noise == "heteroscedastic" else 1)
+        return targets * (2 if self.noise in PREDICTED else 1)
 
     def problem(
         self,

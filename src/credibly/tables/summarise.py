@@ -168,6 +168,7 @@ def _noise(recipe: Recipe, model: TableModel) -> str:
         "learned": "normal, with one learned standard deviation",
         "heteroscedastic": "normal, with a standard deviation that depends on the inputs",
         "student": "Student's t, with a learned scale: heavy tails",
+        "heteroscedastic-student": "Student's t, with a scale that depends on the inputs: heavy tails",
     }
     scale = model.preparation.scale
     kinds = {t.kind.replace("_", "-") for t in scale.transforms} - {"none"}

@@ -165,6 +165,8 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
     if real and free("noise"):
         other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
         noises.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    if real and not small and free("noise"):
+        noises.append(_unless_smooth(_heavy_tails))
     if recipe.task == "counts" and free("noise"):
         noises.append(lambda best: iter([("noise poisson", dataclasses.replace(best, noise="poisson"))]))
     transforms: list[Change] = []
@@ -211,6 +213,12 @@ def _floors(best: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield smaller noise floors."""
     if best.noise == "heteroscedastic":
         yield from ((f"noise floor {floor:g}", dataclasses.replace(best, noise_floor=floor)) for floor in FLOORS)
+
+
+def _heavy_tails(best: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield heteroscedastic noise with heavy tails."""
+    if best.noise == "heteroscedastic":
+        yield "noise heteroscedastic-student", dataclasses.replace(best, noise="heteroscedastic-student")
 
 
 def _decayed(best: Recipe) -> Recipe:

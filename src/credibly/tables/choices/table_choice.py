@@ -12,7 +12,7 @@ from credibly.tables.choices.fallback import FoldFits, compare
 from credibly.tables.choices.search import MANY, UNSTOPPED, choose
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.prepared import Prepared
-from credibly.tables.recipe import Recipe
+from credibly.tables.recipe import HEAVY, Recipe
 from credibly.tables.tuning import RULES, tune
 
 # Rows times parameters up to which HMC, its pilots, its trial and its folds take about two minutes on two cores.
@@ -134,7 +134,7 @@ def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
     rows = data.rows.count
     work = f"{rows:,} rows by {parameters:,} parameters"
     # The compiled sampler has these likelihoods; with others a gradient takes many times as long.
-    fast = given.task == "classification" or (given.task == "regression" and noise != "student")
+    fast = given.task == "classification" or (given.task == "regression" and noise not in HEAVY)
     if config.method == "hmc" or (config.method == "auto" and fast and rows * parameters <= AFFORDABLE):
         reason = f"{work} is small enough for HMC, which samples the posterior without approximating it"
         small = dataclasses.replace(small, settings={**CHAINS, **given.settings})

@@ -30,7 +30,7 @@ from credibly.methods import HMC, DeepEnsemble
 from credibly.posterior.base import Posterior
 from credibly.tables.columns.scaling import STANDARD, InputScaling
 from credibly.tables.missing.imputation import Donors
-from credibly.tables.recipe import Recipe
+from credibly.tables.recipe import HEAVY, Recipe
 from credibly.tables.threads import threads_for
 
 Array = npt.NDArray[Any]
@@ -146,7 +146,7 @@ def short_method(recipe: Recipe, rows: int, parameters: int) -> Method:
     """
     full = recipe.fitter(rows, parameters)
     # The compiled sampler has the likelihoods of regression and classification alone.
-    fast = recipe.task == "classification" or (recipe.task == "regression" and recipe.noise != "student")
+    fast = recipe.task == "classification" or (recipe.task == "regression" and recipe.noise not in HEAVY)
     if fast and not isinstance(full, DeepEnsemble) and rows * parameters <= AFFORDABLE:
         plain = dataclasses.replace(recipe, method="hmc", settings={}).fitter(rows, parameters)
         return _shortened(full if isinstance(full, HMC) else plain, HMC_PILOT)
