@@ -171,7 +171,8 @@ def test_refuses_what_it_cannot_use():
         ({"prior_scale": float("nan")}, "prior_scale must be a positive number, got nan"),
         (
             {"noise": "none"},
-            "noise must be one of 'learned', 'heteroscedastic', 'student', 'heteroscedastic-student', 'poisson' or a positive number, got 'none'",
+            "noise must be one of 'learned', 'heteroscedastic', 'student', 'heteroscedastic-student', 'poisson' or a "
+            "positive number, got 'none'",
         ),
         ({"noise": -1.0}, "noise must be a positive number, got -1.0"),
         ({"settings": [("steps", 3)]}, "settings must be a dict of settings of the method, got [('steps', 3)]"),
