@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from credibly.core.batch_items import collate_rows, names_of, split_item
+from credibly.core.row_order import READ_ROWS, in_order
 from credibly.errors import InputError
 
-# Rows per batch while a data set is read, or streamed without the user's own loader.
-READ_ROWS, STREAM_ROWS = 256, 128
+# Rows per batch of a data set that is streamed without the user's own loader.
+STREAM_ROWS = 128
 # Number of rows after which data of unknown length count as endless.
 MOST_COUNTED = 1_000_000
 # Fraction of the memory that the data of a problem may take.
@@ -45,7 +46,8 @@ def as_loader(data: Any) -> DataLoader[Any] | None:
 def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
     """Read a loader or data set once and return (x, y), for methods that need all rows at each gradient.
 
-    A random augmentation is drawn once per row, and is then part of the data.
+    The rows are those that the loader's sampler names, in a fixed order. A random augmentation is drawn once per row, and
+    is then part of the data.
 
     Args:
         data: a DataLoader, a Dataset or a list of rows.
@@ -75,14 +77,7 @@ def _has_target(row: Any) -> bool:
 def _from_loader(loader: DataLoader[Any], target: str | None) -> tuple[Any, Any]:
     # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
     if not isinstance(loader.dataset, IterableDataset):
-        collate = loader.collate_fn or default_collate
-        loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size or READ_ROWS,
-            shuffle=False,
-            collate_fn=collate_rows if collate is default_collate else collate,
-            num_workers=loader.num_workers,
-        )
+        loader = in_order(loader)
     return join_batches(_bounded(loader, target))
 
 

@@ -217,7 +217,7 @@ def as_stream(data: Any) -> Stream | None:
     if isinstance(data, TensorDataset) or isinstance(getattr(data, "dataset", None), TensorDataset):
         return None
     loader = as_loader(data)
-    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     rows = len(loader.dataset)  # type: ignore[arg-type]
     if not rows:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from credibly.core.batch_items import inputs_of, split_item
 from credibly.core.inputs import Inputs, map_inputs, row_count, to_inputs
 from credibly.core.loading import MOST_COUNTED, as_loader
+from credibly.core.row_order import in_order
 from credibly.core.stream import Stream
 from credibly.core.stream_pass import Pass
 from credibly.errors import InputError
@@ -26,19 +27,13 @@ Own = TypeVar("Own", bound=Posterior)
 
 
 class LoaderRows:
-    """The rows of a loader for one model, in the order of its data set and the same at every pass."""
+    """The rows of a loader for one model, in the order of `in_order` at every pass."""
 
     def __init__(self, loader: DataLoader[Any], model: Model, target: str | None = None) -> None:
         self.model, self.target = model, target
-        if not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        if not isinstance(loader.dataset, IterableDataset):
             # Without shuffling and without drop_last, so that every row is predicted, in order.
-            loader = DataLoader(
-                loader.dataset,
-                batch_size=loader.batch_size,
-                collate_fn=loader.collate_fn,
-                num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory,
-            )
+            loader = in_order(loader, "x", pin_memory=loader.pin_memory)
         self.loader = loader
         first = next(iter(self._given()), None)
         if first is None:
@@ -49,7 +44,7 @@ class LoaderRows:
     def _count(self) -> int:
         dataset = self.loader.dataset
         if hasattr(dataset, "__len__") and self.loader.batch_size is not None:
-            return len(dataset)
+            return len(dataset if isinstance(dataset, IterableDataset) else self.loader.sampler)  # type: ignore[arg-type]
         rows = 0
         for block in self._given():
             rows += row_count(block)

@@ -35,7 +35,7 @@ class RowReader(Protocol):
 
 
 class StreamedPredictive(Predictive):
-    """Predictions of the rows of a loader, in the order of its data set.
+    """Predictions of the rows of a loader, in the order of its data set or of the rows that its sampler names.
 
     Moments take one pass over the loader and are kept; everything else (intervals, densities, samples) takes a separate
     pass. `targets` are those of the loader, if its batches have any.
