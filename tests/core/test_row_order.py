@@ -156,3 +156,35 @@ def test_a_batch_sampler_does_not_hide_augmentation():
             return X[i] + torch.randn(3), Y[i]
 
     assert problem(DataLoader(Noisy(), batch_sampler=BatchSampler(SequentialSampler(X), 5, False))).stream is not None
+
+
+class Batches(torch.utils.data.Dataset):
+    """Ready-made batches of 7 rows, the last one smaller, or single rows."""
+
+    def __init__(self, size=7):
+        self.size = size
+
+    def __len__(self):
+        return -(-40 // self.size)
+
+    def __getitem__(self, i):
+        rows = slice(self.size * i, self.size * (i + 1)) if self.size > 1 else i
+        return X[rows], Y[rows, 0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ready_made_batches_are_joined(shuffle, posterior):
+    loader = DataLoader(Batches(), batch_size=None, shuffle=shuffle)
+    assert torch.equal(problem(loader).x, X)
+    assert torch.equal(cr.data.in_memory(loader)[1], Y[:, 0])
+    assert problem(cr.data.Stream(loader)).n == 40
+    torch.testing.assert_close(posterior.predict(loader).mean, posterior.predict(X).mean)
+
+
+def test_rows_without_batches_are_refused():
+    loader = DataLoader(Batches(1), batch_size=None)
+    for read in (cr.data.in_memory, cr.data.Stream, problem):
+        with pytest.raises(
+            cr.InputError, match=r"its items are rows, and the loader makes no batches.*batch_size=\.\.\."
+        ):
+            read(loader)

@@ -46,8 +46,8 @@ def as_loader(data: Any) -> DataLoader[Any] | None:
 def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
     """Read a loader or data set once and return (x, y), for methods that need all rows at each gradient.
 
-    The rows are those that the loader's sampler names, in a fixed order. A random augmentation is drawn once per row, and
-    is then part of the data.
+    The rows are those that the loader's sampler names, in a fixed order. A random augmentation is drawn once per row,
+    and is then part of the data.
 
     Args:
         data: a DataLoader, a Dataset or a list of rows.
@@ -89,7 +89,7 @@ def _bounded(loader: Iterable[Any], target: str | None) -> list[tuple[Any, Any]]
     for batch in loader:
         pair = split_item(batch, target)
         batches.append(pair)
-        size, rows = size + size_of(pair), rows + len(pair[1])
+        size, rows = size + size_of(pair), rows + rows_of(pair)
         if size > most or (rows > MOST_COUNTED and not known):
             raise InputError(
                 "data",
@@ -128,6 +128,18 @@ def _cat(parts: list[Any], name: str) -> Tensor:
             "credibly.data.Stream(loader)",
         )
     return torch.cat(tensors)
+
+
+def rows_of(pair: tuple[Any, Any]) -> int:
+    """Return the number of rows of a batch (x, y), given by its targets: those of the first head if y is a mapping."""
+    y = next(iter(pair[1].values()), ()) if isinstance(pair[1], Mapping) else pair[1]
+    try:
+        return len(y)
+    except TypeError as error:
+        found = "its items are rows, and the loader makes no batches of them: their targets have no axis"
+        raise InputError(
+            "data", found, "Set the number of rows per batch: DataLoader(dataset, batch_size=...)"
+        ) from error
 
 
 def size_of(values: Any) -> int:

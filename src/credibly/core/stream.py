@@ -27,6 +27,7 @@ from credibly.core.loading import (
     as_loader,
     host_memory,
     join_batches,
+    rows_of,
     size_of,
 )
 from credibly.core.progress import Progress
@@ -82,12 +83,12 @@ class Stream:
         with Progress("counting rows", MOST_COUNTED, progress) as line:
             for item in Pass(self.loader, 0, "head", 0):
                 pair = split_item(item, self.target)
-                own = _rows_of(pair)
+                own = rows_of(pair)
                 first, rows = first or own, rows + own
                 if wanted:
                     kept.append(pair)
                     size += size_of(pair)
-                enough = len(kept) >= SAMPLE_BATCHES and sum(_rows_of(p) for p in kept) >= SAMPLE_ROWS
+                enough = len(kept) >= SAMPLE_BATCHES and sum(rows_of(p) for p in kept) >= SAMPLE_ROWS
                 wanted = wanted and not enough and (size < SAMPLE_BYTES or len(kept) < 2)
                 if not wanted and not count:
                     break
@@ -169,7 +170,7 @@ class BoundStream:
         while True:
             one = Pass(self.stream.loader, seed, purpose, index, going)
             # Rows that were read before a resume count as read.
-            done = sum(_rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
+            done = sum(rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
             read, going = offset, None
             for item in one:
                 rows = self.rows(item)
@@ -239,7 +240,7 @@ def as_stream(data: Any) -> Stream | None:
 def needs_memory(bound: BoundStream, what: str = "this needs all rows in memory") -> InputError:
     """Return the error for something that cannot work on a stream, with the size of its rows and the way out."""
     head = bound.stream.head
-    size = size_of(head) * bound.n / max(1, len(head[1]))
+    size = size_of(head) * bound.n / max(1, rows_of(head))
     return InputError(
         "data",
         f"is a stream of {bound.n:,} rows, and {what} (about {_size(size)})",
@@ -273,10 +274,6 @@ def _length(loader: DataLoader[Any]) -> int | None:
     if isinstance(sampler, (RandomSampler, SequentialSampler)):
         return len(loader.dataset)  # type: ignore[arg-type]
     return len(sampler) if hasattr(sampler, "__len__") else None
-
-
-def _rows_of(pair: tuple[Any, Any]) -> int:
-    return len(pair[1])
 
 
 def _equal_shapes(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
