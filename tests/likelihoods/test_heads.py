@@ -173,15 +173,27 @@ def test_an_own_distribution_as_a_head(tmp_path):
     assert torch.equal(loaded.predict(X)["price"].mean, posterior.predict(X)["price"].mean)
 
 
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return X[i], {name: y[i] for name, y in TARGETS.items()}
+
+
 def test_data_sets_of_dicts():
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self):
-            return 30
-
-        def __getitem__(self, i):
-            return X[i], {name: y[i] for name, y in TARGETS.items()}
-
     assert torch.equal(cr.Problem(Net(), Rows(), heads(), cr.priors.Normal()).y, problem().y)
+
+
+@pytest.mark.parametrize("name", ["map", "laplace", "sghmc", "ensemble"])
+def test_streams_of_dicts_of_targets(name):
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=7, shuffle=True)
+    p = cr.Problem(Net(), cr.data.Stream(loader), heads(), cr.priors.Normal())
+    assert (p.n, p.stream.batches) == (30, 5)
+    theta = 0.3 * randn(2, p.dim, seed=5, dtype=f64)
+    torch.testing.assert_close(p.log_density(theta), problem().log_density(theta))
+    posterior = cr.METHODS[name](**METHODS[name]).fit(p, seed=0)
+    assert torch.isfinite(posterior.predict(X)["price"].mean).all()
 
 
 def test_errors():

@@ -7,7 +7,7 @@ B of a pass estimates the log likelihood of all rows by (N / |B|) times its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -128,13 +128,13 @@ class BoundStream:
     Attributes:
         stream: the stream to read.
         device, dtype: device and dtype of the network's inputs.
-        prepare: function that checks targets and returns them in the likelihood's layout.
+        prepare: function that checks targets (a mapping for several heads) and returns the likelihood's layout of them.
     """
 
     stream: Stream
     device: torch.device
     dtype: torch.dtype
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Any], Tensor]
 
     @property
     def n(self) -> int:
@@ -157,7 +157,7 @@ class BoundStream:
         host = torch.device("cpu")
         # Checked on the host: on a GPU every check would wait for the copy.
         x: Inputs = to_inputs(raw_x, host, self.dtype, convert=True)
-        y = self.prepare(to_tensor(raw_y, "y", host, None, convert=True))
+        y = self.prepare(raw_y if isinstance(raw_y, Mapping) else to_tensor(raw_y, "y", host, None, convert=True))
         return Rows(map_inputs(self._moved, x), self._moved(y))
 
     def _moved(self, values: Tensor) -> Tensor:

@@ -111,9 +111,9 @@ class Heads(Likelihood):
             raise InputError("likelihood", "is of several heads, and the targets are not", "Pass a dict of targets")
         return self
 
-    def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return targets (N, T) that `with_targets` has prepared, in the given dtype."""
-        return y.to(dtype)
+    def prepare(self, y: Tensor | Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+        """Return targets (N, T) that `with_targets` has prepared, or those of a batch by name, in the given dtype."""
+        return y.to(dtype) if isinstance(y, Tensor) else self.prepared(y, dtype, torch.device("cpu"))
 
     def prepared(self, y: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return targets by name as one tensor (N, T)."""
