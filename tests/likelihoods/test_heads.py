@@ -196,6 +196,33 @@ def test_streams_of_dicts_of_targets(name):
     assert torch.isfinite(posterior.predict(X)["price"].mean).all()
 
 
+@pytest.mark.parametrize("name", ["map", "ensemble", "bbb", "dropout", "laplace"])
+def test_predictions_at_a_loader_are_split_by_head(name):
+    posterior = cr.METHODS[name](**METHODS[name]).fit(problem(), seed=0)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=7, shuffle=True)
+    read, held = posterior.predict(loader), posterior.predict(X)
+    assert list(read) == list(held)
+    assert (len(read), len(read["price"])) == (30, 30)
+    for head in TARGETS:
+        torch.testing.assert_close(read[head].mean, held[head].mean)
+        torch.testing.assert_close(read[head].variance, held[head].variance)
+        assert torch.equal(read[head].targets, TARGETS[head])
+        assert torch.equal(read.targets[head], TARGETS[head])
+    torch.testing.assert_close(read["price"].interval(0.8)[0], held["price"].interval(0.8)[0])
+    torch.testing.assert_close(read.log_prob(read.targets), held.log_prob(TARGETS))
+    found, expected = cr.evaluate(read, read.targets), cr.evaluate(held, TARGETS)
+    assert found["price.rmse"] == pytest.approx(expected["price.rmse"])
+    assert found.keys() == expected.keys()
+    assert {head: y.shape for head, y in read.sample(3).items()} == {h: y.shape for h, y in held.sample(3).items()}
+    rows = torch.tensor([29, 3])
+    torch.testing.assert_close(read.subset(rows)["kind"].mean, held["kind"].mean[rows])
+    torch.testing.assert_close(read["kind"].subset(rows).mean, held["kind"].mean[rows])
+    assert "StreamedHeadsPredictive(30 rows" in repr(read)
+    assert "<p>price</p>" in read._repr_html_()
+    with pytest.raises(cr.InputError, match="Ask one of them"):
+        _ = read.mean
+
+
 def test_errors():
     def build(net=None, y=TARGETS, likelihood=None):
         return cr.Problem(net or Net(), (X, y), likelihood or heads(), cr.priors.Normal())

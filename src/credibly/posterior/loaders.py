@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
-from credibly.predictive.streamed import StreamedPredictive
+from credibly.predictive.streamed_heads import streamed_predictive_of
 
 P = ParamSpec("P")
 Own = TypeVar("Own", bound=Posterior)
@@ -71,11 +71,12 @@ class LoaderRows:
             )
             yield map_inputs(lambda t: t.to(device, non_blocking=True), x)
 
-    def targets(self) -> Tensor:
-        """Return the targets of all rows."""
-        return torch.cat(
-            [torch.as_tensor(split_item(item, self.target)[1]) for item in Pass(self.loader, 0, "prediction", 0)]
-        )
+    def targets(self) -> Tensor | dict[str, Tensor]:
+        """Return the targets of all rows, by name for several heads."""
+        batches = [split_item(item, self.target)[1] for item in Pass(self.loader, 0, "prediction", 0)]
+        if not isinstance(batches[0], Mapping):
+            return torch.cat([torch.as_tensor(y) for y in batches])
+        return {name: torch.cat([torch.as_tensor(y[name]) for y in batches]) for name in batches[0]}
 
 
 def reads_loaders(
@@ -90,6 +91,6 @@ def reads_loaders(
         given = x.loader if isinstance(x, Stream) else as_loader(x)
         assert given is not None
         rows = LoaderRows(given, self.model, x.target if isinstance(x, Stream) else None)
-        return StreamedPredictive(predict(self, rows.first, *args, **options).source, rows)
+        return streamed_predictive_of(predict(self, rows.first, *args, **options).source, rows)
 
     return wrapped
