@@ -95,6 +95,11 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 
+def to_values(value: Any, name: str) -> Tensor:
+    """Return a tensor unchanged, and any other array as a tensor of its own dtype. Raise if it is not of numbers."""
+    return value if isinstance(value, Tensor) else to_tensor(value, name, torch.device("cpu"), None, convert=True)
+
+
 def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)

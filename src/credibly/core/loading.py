@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from credibly.core.batch_items import collate_rows, names_of, split_item
+from credibly.core.batch_items import collate_rows, names_of, split_item, target_name
+from credibly.core.inputs import to_values
 from credibly.core.row_order import READ_ROWS, in_order
 from credibly.errors import InputError
 
@@ -34,11 +36,15 @@ def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
     raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
 
 
-def as_loader(data: Any) -> DataLoader[Any] | None:
-    """Return data sets and lists of rows with names as a loader, and loaders unchanged; None for others."""
+def as_loader(data: Any, *, pairs: bool = True) -> DataLoader[Any] | None:
+    """Return loaders, data sets and rows with names (see `is_rows`) as a loader that stacks rows; None for others."""
     if isinstance(data, DataLoader):
-        return data
-    if isinstance(data, Dataset) or _is_rows(data):
+        if data.collate_fn is not default_collate:
+            return data
+        loader = copy.copy(data)
+        loader.collate_fn = collate_rows
+        return loader
+    if isinstance(data, Dataset) or is_rows(data, pairs=pairs):
         return DataLoader(data, batch_size=READ_ROWS, collate_fn=collate_rows)
     return None
 
@@ -56,13 +62,25 @@ def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
     return unpack_data(getattr(data, "loader", data), target or getattr(data, "target", None))
 
 
-def _is_rows(data: Any) -> bool:
-    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set."""
-    if isinstance(data, (Tensor, Mapping, str)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+def is_rows(data: Any, *, pairs: bool = True) -> bool:
+    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set.
+
+    Args:
+        data: any data.
+        pairs: whether the data hold targets, so that two entries may be a pair (x, y) in which x has names.
+    """
+    # Arrays and tables have rows on an axis instead.
+    array = isinstance(data, (Tensor, Mapping, str)) or hasattr(data, "ndim") or hasattr(data, "to_numpy")
+    if array or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return False
-    if isinstance(data, (tuple, list)):
-        return len(data) > 0 and names_of(data[0]) is not None and (len(data) != 2 or _has_target(data[0]))
-    return not hasattr(data, "shape") and len(data) > 0 and names_of(data[0]) is not None
+    try:
+        first = data[0] if len(data) else None
+    except (KeyError, IndexError, TypeError):
+        return False
+    named = names_of(first)
+    if named is None or (isinstance(first, tuple) and not pairs and target_name(named) is None):
+        return False
+    return not (pairs and isinstance(data, (tuple, list)) and len(data) == 2) or _has_target(first)
 
 
 def _has_target(row: Any) -> bool:
@@ -118,7 +136,7 @@ def join_batches(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def _cat(parts: list[Any], name: str) -> Tensor:
-    tensors = [torch.as_tensor(part) for part in parts]
+    tensors = [to_values(part, name) for part in parts]
     shapes = sorted({tuple(t.shape[1:]) for t in tensors})
     if len(shapes) > 1:
         raise InputError(

@@ -15,11 +15,9 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
-    default_collate,
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from credibly.core.batch_items import collate_rows
 from credibly.core.stream_pass import Pass, sampler_of
 from credibly.errors import InputError
 
@@ -46,7 +44,7 @@ def in_order(loader: DataLoader[Any], argument: str = "data", *, pin_memory: boo
         loader.dataset,
         batch_size=None if ready else size,
         sampler=batched,
-        collate_fn=collate_rows if loader.collate_fn is default_collate else loader.collate_fn,
+        collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=pin_memory,
     )

@@ -259,7 +259,7 @@ def _loader_of(data: Any) -> DataLoader[Any]:
     if loader is None:
         raise InputError("loader", f"must be a DataLoader or a Dataset, got {type(data).__name__}")
     if isinstance(data, DataLoader):
-        return data
+        return loader
     shuffled = not isinstance(loader.dataset, IterableDataset)
     return DataLoader(loader.dataset, batch_size=STREAM_ROWS, shuffle=shuffled, collate_fn=collate_rows)
 

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from credibly.core.batch_items import inputs_of, split_item
 from credibly.core.inputs import Inputs, map_inputs, row_count, to_inputs
@@ -82,14 +82,13 @@ class LoaderRows:
 def reads_loaders(
     predict: Callable[Concatenate[Own, Any, P], Predictive],
 ) -> Callable[Concatenate[Own, Any, P], Predictive]:
-    """Let a posterior's `predict` take a DataLoader, a Dataset or a `Stream`, which is read batch by batch."""
+    """Let a posterior's `predict` take a DataLoader, a Dataset, a `Stream` or rows, which are read batch by batch."""
 
     @functools.wraps(predict)
     def wrapped(self: Own, x: Any, /, *args: P.args, **options: P.kwargs) -> Predictive:
-        if not isinstance(x, (DataLoader, Dataset, Stream)):
+        given = x.loader if isinstance(x, Stream) else as_loader(x, pairs=False)
+        if given is None:
             return predict(self, x, *args, **options)
-        given = x.loader if isinstance(x, Stream) else as_loader(x)
-        assert given is not None
         rows = LoaderRows(given, self.model, x.target if isinstance(x, Stream) else None)
         return streamed_predictive_of(predict(self, rows.first, *args, **options).source, rows)
 
