@@ -233,6 +233,22 @@ def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targe
     assert bool(torch.isfinite(problem.log_density(torch.zeros(2, problem.dim))).all())
 
 
+@pytest.mark.parametrize(
+    "y", [["a"] * 8, np.array(["a"] * 8), pd.Series(["a"] * 8), pd.Series(["a"] * 8, dtype=object)]
+)
+def test_targets_of_text_are_refused_by_predictions(y):
+    predictive = cr.MAP(steps=2).fit(build()).predict(X)
+    for read in (predictive.log_prob, predictive.cdf, lambda y: cr.evaluate(predictive, y)):
+        with pytest.raises(cr.InputError, match="y: holds values of dtype .*Encode text"):
+            read(y)
+
+
+def test_targets_of_predictions_may_be_lists():
+    predictive = cr.MAP(steps=2).fit(build()).predict(X)
+    assert torch.equal(predictive.log_prob(Y.tolist()), predictive.log_prob(Y))
+    assert cr.evaluate(predictive, Y.tolist()) == cr.evaluate(predictive, Y)
+
+
 def test_a_wrong_theta_is_refused():
     problem = build()
     with pytest.raises(cr.InputError, match=r"theta must have shape \(chains, 22\), got \(2, 3\)"):

@@ -1,5 +1,6 @@
 """Several heads with several likelihoods: against the heads one by one, and with every method."""
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -221,6 +222,17 @@ def test_predictions_at_a_loader_are_split_by_head(name):
     assert "<p>price</p>" in read._repr_html_()
     with pytest.raises(cr.InputError, match="Ask one of them"):
         _ = read.mean
+
+
+def test_targets_of_text_are_refused_by_head():
+    text = {**TARGETS, "kind": pd.Series(["a", "b", "c"] * 10)}
+    with pytest.raises(cr.InputError, match="y of head 'kind': holds values of dtype .*Encode text"):
+        cr.Problem(Net(), (X, text), heads(), cr.priors.Normal())
+    p = cr.MAP(steps=2).fit(problem(), seed=0).predict(X)
+    with pytest.raises(cr.InputError, match="y of head 'kind': holds values of dtype .*Encode text"):
+        p.log_prob(text)
+    columns = {name: pd.Series(y.numpy()) if y.ndim == 1 else y.numpy() for name, y in TARGETS.items()}
+    assert torch.equal(p.log_prob(columns), p.log_prob(TARGETS))
 
 
 def test_errors():

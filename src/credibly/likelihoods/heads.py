@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_positive
+from credibly.core.inputs import to_values
 from credibly.core.specs import kind_name, to_spec
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, Likelihood, Parameter
@@ -91,8 +92,8 @@ class Heads(Likelihood):
         # In the order of the network, in which its outputs are concatenated.
         for name in outputs:
             head, device = self.heads[name], outputs[name].device
-            values = y[name] if isinstance(y[name], Tensor) else torch.as_tensor(getattr(y[name], "values", y[name]))
             try:
+                values = to_values(y[name], "y")
                 own = head.bind(outputs[name], values.to(device))
                 prepared = own.prepare(values.to(device), dtype)
             except InputError as error:
@@ -121,7 +122,7 @@ class Heads(Likelihood):
             raise InputError("y", f"must be a dict of targets for {', '.join(self.heads)}")
         columns = []
         for name, part in self.parts():
-            values = y[name] if isinstance(y[name], Tensor) else torch.as_tensor(getattr(y[name], "values", y[name]))
+            values = to_values(y[name], f"y of head {name!r}")
             own = part.likelihood.prepare(values.to(device), dtype)
             if tuple(own.shape[1:]) != part.target_shape:
                 raise InputError("y", f"has shape {tuple(values.shape)} for {name}, one row {part.target_shape}")
