@@ -150,6 +150,52 @@ def test_device_mismatch():
         build(data=(X.to("meta"), Y))
 
 
+TABLE = pd.DataFrame(X.numpy(), columns=["a", "b", "c"])
+FLAGS = [True, False] * 4
+TABLES = {
+    "bool and float": TABLE.assign(b=FLAGS),
+    "bool and integer": TABLE.assign(a=range(8), b=FLAGS, c=range(8)),
+    "nullable": TABLE.assign(a=pd.array(range(8), dtype="Int64"), b=pd.array(FLAGS, dtype="boolean")),
+    "nullable floats": TABLE.astype("Float64"),
+    "dummies": pd.get_dummies(TABLE[["a", "b"]].assign(k=["p"] * 8)),
+}
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_tables_of_numeric_and_boolean_columns_are_arrays(form):
+    table = TABLES[form]
+    want = np.stack([table[name].to_numpy(dtype=float) for name in table], 1).astype(np.float32)
+    made = build(data=(table, pd.Series(Y.numpy()).astype("Float32")))
+    assert torch.equal(made.x, torch.from_numpy(want))
+    assert torch.equal(made.y[:, 0], Y)
+
+
+def test_nullable_integers_stay_integers():
+    made = build(mlp(3, 4, 3), (X, pd.Series(LABELS.numpy(), dtype="Int64")), Categorical())
+    assert torch.equal(made.y, LABELS)
+    with pytest.raises(cr.InputError, match=r"network cannot take rows of x \(2,\) int64"):
+        build(data=(pd.DataFrame({"a": range(8), "b": range(8)}, dtype="Int64"), Y))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean"])
+def test_missing_values_of_tables_are_refused(dtype):
+    column = pd.array([1, None, 0, 1, 1, 1, 0, 1], dtype=dtype)
+    for table in (TABLE.assign(b=column), TABLE.assign(a=column, b=FLAGS)):
+        with pytest.raises(cr.InputError, match="x: has (missing|1) values.*Drop or impute those rows"):
+            build(data=(table, Y))
+    with pytest.raises(cr.InputError, match="y: has (missing|1) values"):
+        build(data=(X, pd.Series(column)))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f4", np.longdouble, np.float16])
+def test_arrays_of_dtypes_that_torch_lacks_are_converted(dtype):
+    made = build(data=(X.numpy().astype(dtype), Y.numpy().astype(dtype)))
+    torch.testing.assert_close(made.x, X, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(made.y[:, 0], Y, rtol=1e-3, atol=1e-3)
+    labels = LABELS.numpy().astype(">i4")
+    assert torch.equal(build(mlp(3, 4, 3), (X, labels), Categorical()).y, LABELS)
+
+
 def test_asking_for_a_dtype_converts_everything():
     problem = build(data=(X.double(), Y), dtype=torch.float64)
     assert problem.x.dtype == problem.y.dtype == problem.layout.dtype == torch.float64
@@ -185,6 +231,22 @@ def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targe
     assert targets in ((), (1,))
     assert bad is None
     assert bool(torch.isfinite(problem.log_density(torch.zeros(2, problem.dim))).all())
+
+
+@pytest.mark.parametrize(
+    "y", [["a"] * 8, np.array(["a"] * 8), pd.Series(["a"] * 8), pd.Series(["a"] * 8, dtype=object)]
+)
+def test_targets_of_text_are_refused_by_predictions(y):
+    predictive = cr.MAP(steps=2).fit(build()).predict(X)
+    for read in (predictive.log_prob, predictive.cdf, lambda y: cr.evaluate(predictive, y)):
+        with pytest.raises(cr.InputError, match="y: holds values of dtype .*Encode text"):
+            read(y)
+
+
+def test_targets_of_predictions_may_be_lists():
+    predictive = cr.MAP(steps=2).fit(build()).predict(X)
+    assert torch.equal(predictive.log_prob(Y.tolist()), predictive.log_prob(Y))
+    assert cr.evaluate(predictive, Y.tolist()) == cr.evaluate(predictive, Y)
 
 
 def test_a_wrong_theta_is_refused():

@@ -103,6 +103,86 @@ def test_targets_with_other_names_are_named_by_the_user():
         split_item({"y": Y})
 
 
+# -- rows of Python lists
+
+TOKENS = [[1, 2, 3, 0], [4, 5, 0, 0], [1, 1, 1, 1], [2, 3, 0, 0], [5, 4, 3, 2], [1, 0, 0, 0]]
+LISTS = [
+    {"input_ids": ids, "attention_mask": [int(i > 0) for i in ids], "label": int(y)}
+    for ids, y in zip(TOKENS, Y, strict=True)
+]
+
+
+class HuggingFace:
+    """What credibly uses of a `datasets.Dataset`, which is no torch Dataset and has a shape."""
+
+    shape = (6, 3)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return LISTS[i]
+
+
+class Items(Dataset):
+    """Pairs whose inputs are a list."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return TOKENS[i], int(Y[i])
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids, attention_mask=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return self.head((self.embed(input_ids) * mask.unsqueeze(-1)).sum(1))
+
+
+LIST_FORMS = {
+    "list": (LISTS, True),
+    "data set": (HuggingFace(), True),
+    "loader": (DataLoader(LISTS, batch_size=4), True),
+    "pairs": (Items(), False),
+    "pairs in a loader": (DataLoader(Items(), batch_size=4), False),
+}
+
+
+@pytest.mark.parametrize("form", LIST_FORMS)
+def test_lists_of_numbers_in_rows_are_arrays(form):
+    data, masked = LIST_FORMS[form]
+    x = {"input_ids": torch.tensor(TOKENS), "attention_mask": (torch.tensor(TOKENS) > 0).long()}
+    x = x if masked else x["input_ids"]
+    made, want = classes(Pooled(), data), classes(Pooled(), (x, Y))
+    theta = randn(2, want.dim)
+    assert torch.equal(made.log_density(theta), want.log_density(theta))
+    streamed = classes(Pooled(), cr.data.Stream(data))
+    torch.testing.assert_close(streamed.log_density(theta), want.log_density(theta))
+    posterior = cr.MAP(steps=2).fit(made)
+    torch.testing.assert_close(posterior.predict(data).mean, posterior.predict(x).mean)
+    assert torch.equal(posterior.predict(data).targets, Y)
+
+
+def test_predictions_take_rows_without_targets():
+    posterior = cr.MAP(steps=2).fit(classes(Pooled(), LISTS))
+    rows = [{key: value for key, value in row.items() if key != "label"} for row in LISTS[:2]]
+    torch.testing.assert_close(posterior.predict(rows).mean, posterior.predict(LISTS).mean[:2])
+
+
+def test_lists_of_different_lengths_and_of_text_are_refused():
+    with pytest.raises(cr.InputError, match=r"its rows differ in shape.*credibly.data.Pad\(\)"):
+        classes(Pooled(), [{"input_ids": s.tolist(), "label": 0} for s in SEQUENCES])
+    with pytest.raises(cr.InputError, match=r"x\[0\]: holds values of dtype <U.*Encode text"):
+        classes(Pooled(), [{"input_ids": ["a", "b"], "label": 0}] * 3)
+    padded = DataLoader([{"input_ids": s.tolist(), "label": 0} for s in SEQUENCES], collate_fn=cr.data.Pad())
+    assert cr.data.Stream(padded).n == 4
+
+
 # -- ragged sequences
 
 SEQUENCES = [torch.arange(1, n + 1) for n in (2, 4, 3, 1)]

@@ -1,5 +1,6 @@
 """Several heads with several likelihoods: against the heads one by one, and with every method."""
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -173,15 +174,65 @@ def test_an_own_distribution_as_a_head(tmp_path):
     assert torch.equal(loaded.predict(X)["price"].mean, posterior.predict(X)["price"].mean)
 
 
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return X[i], {name: y[i] for name, y in TARGETS.items()}
+
+
 def test_data_sets_of_dicts():
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self):
-            return 30
-
-        def __getitem__(self, i):
-            return X[i], {name: y[i] for name, y in TARGETS.items()}
-
     assert torch.equal(cr.Problem(Net(), Rows(), heads(), cr.priors.Normal()).y, problem().y)
+
+
+@pytest.mark.parametrize("name", ["map", "laplace", "sghmc", "ensemble"])
+def test_streams_of_dicts_of_targets(name):
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=7, shuffle=True)
+    p = cr.Problem(Net(), cr.data.Stream(loader), heads(), cr.priors.Normal())
+    assert (p.n, p.stream.batches) == (30, 5)
+    theta = 0.3 * randn(2, p.dim, seed=5, dtype=f64)
+    torch.testing.assert_close(p.log_density(theta), problem().log_density(theta))
+    posterior = cr.METHODS[name](**METHODS[name]).fit(p, seed=0)
+    assert torch.isfinite(posterior.predict(X)["price"].mean).all()
+
+
+@pytest.mark.parametrize("name", ["map", "ensemble", "bbb", "dropout", "laplace"])
+def test_predictions_at_a_loader_are_split_by_head(name):
+    posterior = cr.METHODS[name](**METHODS[name]).fit(problem(), seed=0)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=7, shuffle=True)
+    read, held = posterior.predict(loader), posterior.predict(X)
+    assert list(read) == list(held)
+    assert (len(read), len(read["price"])) == (30, 30)
+    for head in TARGETS:
+        torch.testing.assert_close(read[head].mean, held[head].mean)
+        torch.testing.assert_close(read[head].variance, held[head].variance)
+        assert torch.equal(read[head].targets, TARGETS[head])
+        assert torch.equal(read.targets[head], TARGETS[head])
+    torch.testing.assert_close(read["price"].interval(0.8)[0], held["price"].interval(0.8)[0])
+    torch.testing.assert_close(read.log_prob(read.targets), held.log_prob(TARGETS))
+    found, expected = cr.evaluate(read, read.targets), cr.evaluate(held, TARGETS)
+    assert found["price.rmse"] == pytest.approx(expected["price.rmse"])
+    assert found.keys() == expected.keys()
+    assert {head: y.shape for head, y in read.sample(3).items()} == {h: y.shape for h, y in held.sample(3).items()}
+    rows = torch.tensor([29, 3])
+    torch.testing.assert_close(read.subset(rows)["kind"].mean, held["kind"].mean[rows])
+    torch.testing.assert_close(read["kind"].subset(rows).mean, held["kind"].mean[rows])
+    assert "StreamedHeadsPredictive(30 rows" in repr(read)
+    assert "<p>price</p>" in read._repr_html_()
+    with pytest.raises(cr.InputError, match="Ask one of them"):
+        _ = read.mean
+
+
+def test_targets_of_text_are_refused_by_head():
+    text = {**TARGETS, "kind": pd.Series(["a", "b", "c"] * 10)}
+    with pytest.raises(cr.InputError, match="y of head 'kind': holds values of dtype .*Encode text"):
+        cr.Problem(Net(), (X, text), heads(), cr.priors.Normal())
+    p = cr.MAP(steps=2).fit(problem(), seed=0).predict(X)
+    with pytest.raises(cr.InputError, match="y of head 'kind': holds values of dtype .*Encode text"):
+        p.log_prob(text)
+    columns = {name: pd.Series(y.numpy()) if y.ndim == 1 else y.numpy() for name, y in TARGETS.items()}
+    assert torch.equal(p.log_prob(columns), p.log_prob(TARGETS))
 
 
 def test_errors():

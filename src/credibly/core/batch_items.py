@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate
 
 from credibly.errors import InputError
@@ -62,12 +63,12 @@ def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> A
 
 
 def collate_rows(rows: Sequence[Any]) -> Any:
-    """Stack rows into one batch: torch's rule, for dataclasses too. Raise by name if rows differ in shape."""
-    plain = [
-        {f.name: getattr(row, f.name) for f in dataclasses.fields(row)} if _is_dataclass(row) else row for row in rows
-    ]
+    """Stack rows into one batch: torch's rule, for dataclasses and lists of numbers too. Raise if shapes differ.
+
+    torch's rule for lists, one tensor per position, would give a batch with its rows on the second axis.
+    """
     try:
-        return default_collate(plain)
+        return default_collate([_with_tensors(row) for row in rows])
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
@@ -76,6 +77,30 @@ def collate_rows(rows: Sequence[Any]) -> Any:
             f"its rows differ in shape ({str(error).splitlines()[0]})",
             "Pad them: DataLoader(dataset, collate_fn=credibly.data.Pad())",
         ) from error
+
+
+def _with_tensors(row: Any) -> Any:
+    """Return a row with its lists of numbers as tensors, and a dataclass as a dict."""
+    if isinstance(row, Mapping) or _is_dataclass(row):
+        named = names_of(row)
+        assert named is not None
+        if named is row and not any(isinstance(value, list) for value in named.values()):
+            return row
+        return {key: _to_array(value) for key, value in named.items()}
+    if not isinstance(row, (tuple, list)) or not any(isinstance(value, list) for value in row):
+        return row
+    values = [_to_array(value) for value in row]
+    return type(row)(*values) if hasattr(row, "_fields") else values
+
+
+def _to_array(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        # Text, or lists of different lengths: the conversion of the batch reports it.
+        return value
 
 
 def names_of(item: Any) -> Mapping[str, Any] | None:

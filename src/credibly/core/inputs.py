@@ -85,14 +85,37 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
             )
         tensor = value.detach()
     else:
-        array = value.to_numpy() if hasattr(value, "to_numpy") else _array(value, name)
+        array = _array(_numeric(value, name), name)
         if array.dtype.kind not in "fiub":
             raise InputError(
                 name, f"holds values of dtype {array.dtype}", "Encode text, dates and categories as numbers first"
             )
+        # torch has neither long doubles nor foreign byte orders.
+        native = (
+            np.dtype(np.float64) if array.dtype.kind == "f" and array.itemsize > 8 else array.dtype.newbyteorder("=")
+        )
         # A copy, so that later changes to the caller's array have no effect.
-        tensor = torch.from_numpy(np.array(array, order="C"))
+        tensor = torch.from_numpy(np.array(array, dtype=native, order="C"))
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+
+def to_values(value: Any, name: str) -> Tensor:
+    """Return a tensor unchanged, and any other array as a tensor of its own dtype. Raise if it is not of numbers."""
+    return value if isinstance(value, Tensor) else to_tensor(value, name, torch.device("cpu"), None, convert=True)
+
+
+def _numeric(value: Any, name: str) -> Any:
+    """Return a table or column whose columns are all numeric or boolean as one array; other values unchanged."""
+    if not hasattr(value, "to_numpy"):
+        return value
+    array = value.to_numpy()
+    kinds = {getattr(dtype, "kind", "O") for dtype in np.atleast_1d(np.array(getattr(value, "dtypes", "O"), object))}
+    if array.dtype.kind != "O" or not kinds <= set("fiub"):
+        return array
+    # Columns of several dtypes, or of dtypes of pandas that can mark values as missing.
+    if bool(np.asarray(value.isna()).any()):
+        raise InputError(name, "has missing values", "Drop or impute those rows")
+    return value.to_numpy(dtype=np.float64 if len(kinds) > 1 else {"f": float, "b": bool}.get(kinds.pop(), np.int64))
 
 
 def _array(value: Any, name: str) -> np.ndarray[Any, Any]:

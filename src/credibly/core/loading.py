@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from credibly.core.batch_items import collate_rows, names_of, split_item
+from credibly.core.batch_items import collate_rows, names_of, split_item, target_name
+from credibly.core.inputs import to_values
+from credibly.core.row_order import READ_ROWS, in_order
 from credibly.errors import InputError
 
-# Rows per batch while a data set is read, or streamed without the user's own loader.
-READ_ROWS, STREAM_ROWS = 256, 128
+# Rows per batch of a data set that is streamed without the user's own loader.
+STREAM_ROWS = 128
 # Number of rows after which data of unknown length count as endless.
 MOST_COUNTED = 1_000_000
 # Fraction of the memory that the data of a problem may take.
@@ -33,11 +36,15 @@ def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
     raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
 
 
-def as_loader(data: Any) -> DataLoader[Any] | None:
-    """Return data sets and lists of rows with names as a loader, and loaders unchanged; None for others."""
+def as_loader(data: Any, *, pairs: bool = True) -> DataLoader[Any] | None:
+    """Return loaders, data sets and rows with names (see `is_rows`) as a loader that stacks rows; None for others."""
     if isinstance(data, DataLoader):
-        return data
-    if isinstance(data, Dataset) or _is_rows(data):
+        if data.collate_fn is not default_collate:
+            return data
+        loader = copy.copy(data)
+        loader.collate_fn = collate_rows
+        return loader
+    if isinstance(data, Dataset) or is_rows(data, pairs=pairs):
         return DataLoader(data, batch_size=READ_ROWS, collate_fn=collate_rows)
     return None
 
@@ -45,7 +52,8 @@ def as_loader(data: Any) -> DataLoader[Any] | None:
 def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
     """Read a loader or data set once and return (x, y), for methods that need all rows at each gradient.
 
-    A random augmentation is drawn once per row, and is then part of the data.
+    The rows are those that the loader's sampler names, in a fixed order. A random augmentation is drawn once per row,
+    and is then part of the data.
 
     Args:
         data: a DataLoader, a Dataset or a list of rows.
@@ -54,13 +62,25 @@ def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
     return unpack_data(getattr(data, "loader", data), target or getattr(data, "target", None))
 
 
-def _is_rows(data: Any) -> bool:
-    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set."""
-    if isinstance(data, (Tensor, Mapping, str)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+def is_rows(data: Any, *, pairs: bool = True) -> bool:
+    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set.
+
+    Args:
+        data: any data.
+        pairs: whether the data hold targets, so that two entries may be a pair (x, y) in which x has names.
+    """
+    # Arrays and tables have rows on an axis instead.
+    array = isinstance(data, (Tensor, Mapping, str)) or hasattr(data, "ndim") or hasattr(data, "to_numpy")
+    if array or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return False
-    if isinstance(data, (tuple, list)):
-        return len(data) > 0 and names_of(data[0]) is not None and (len(data) != 2 or _has_target(data[0]))
-    return not hasattr(data, "shape") and len(data) > 0 and names_of(data[0]) is not None
+    try:
+        first = data[0] if len(data) else None
+    except (KeyError, IndexError, TypeError):
+        return False
+    named = names_of(first)
+    if named is None or (isinstance(first, tuple) and not pairs and target_name(named) is None):
+        return False
+    return not (pairs and isinstance(data, (tuple, list)) and len(data) == 2) or _has_target(first)
 
 
 def _has_target(row: Any) -> bool:
@@ -75,14 +95,7 @@ def _has_target(row: Any) -> bool:
 def _from_loader(loader: DataLoader[Any], target: str | None) -> tuple[Any, Any]:
     # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
     if not isinstance(loader.dataset, IterableDataset):
-        collate = loader.collate_fn or default_collate
-        loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size or READ_ROWS,
-            shuffle=False,
-            collate_fn=collate_rows if collate is default_collate else collate,
-            num_workers=loader.num_workers,
-        )
+        loader = in_order(loader)
     return join_batches(_bounded(loader, target))
 
 
@@ -94,7 +107,7 @@ def _bounded(loader: Iterable[Any], target: str | None) -> list[tuple[Any, Any]]
     for batch in loader:
         pair = split_item(batch, target)
         batches.append(pair)
-        size, rows = size + size_of(pair), rows + len(pair[1])
+        size, rows = size + size_of(pair), rows + rows_of(pair)
         if size > most or (rows > MOST_COUNTED and not known):
             raise InputError(
                 "data",
@@ -123,7 +136,7 @@ def join_batches(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def _cat(parts: list[Any], name: str) -> Tensor:
-    tensors = [torch.as_tensor(part) for part in parts]
+    tensors = [to_values(part, name) for part in parts]
     shapes = sorted({tuple(t.shape[1:]) for t in tensors})
     if len(shapes) > 1:
         raise InputError(
@@ -133,6 +146,18 @@ def _cat(parts: list[Any], name: str) -> Tensor:
             "credibly.data.Stream(loader)",
         )
     return torch.cat(tensors)
+
+
+def rows_of(pair: tuple[Any, Any]) -> int:
+    """Return the number of rows of a batch (x, y), given by its targets: those of the first head if y is a mapping."""
+    y = next(iter(pair[1].values()), ()) if isinstance(pair[1], Mapping) else pair[1]
+    try:
+        return len(y)
+    except TypeError as error:
+        found = "its items are rows, and the loader makes no batches of them: their targets have no axis"
+        raise InputError(
+            "data", found, "Set the number of rows per batch: DataLoader(dataset, batch_size=...)"
+        ) from error
 
 
 def size_of(values: Any) -> int:

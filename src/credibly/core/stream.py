@@ -7,7 +7,7 @@ B of a pass estimates the log likelihood of all rows by (N / |B|) times its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -27,6 +27,7 @@ from credibly.core.loading import (
     as_loader,
     host_memory,
     join_batches,
+    rows_of,
     size_of,
 )
 from credibly.core.progress import Progress
@@ -82,12 +83,12 @@ class Stream:
         with Progress("counting rows", MOST_COUNTED, progress) as line:
             for item in Pass(self.loader, 0, "head", 0):
                 pair = split_item(item, self.target)
-                own = _rows_of(pair)
+                own = rows_of(pair)
                 first, rows = first or own, rows + own
                 if wanted:
                     kept.append(pair)
                     size += size_of(pair)
-                enough = len(kept) >= SAMPLE_BATCHES and sum(_rows_of(p) for p in kept) >= SAMPLE_ROWS
+                enough = len(kept) >= SAMPLE_BATCHES and sum(rows_of(p) for p in kept) >= SAMPLE_ROWS
                 wanted = wanted and not enough and (size < SAMPLE_BYTES or len(kept) < 2)
                 if not wanted and not count:
                     break
@@ -127,13 +128,13 @@ class BoundStream:
     Attributes:
         stream: the stream to read.
         device, dtype: device and dtype of the network's inputs.
-        prepare: function that checks targets and returns them in the likelihood's layout.
+        prepare: function that checks targets (a mapping for several heads) and returns the likelihood's layout of them.
     """
 
     stream: Stream
     device: torch.device
     dtype: torch.dtype
-    prepare: Callable[[Tensor], Tensor]
+    prepare: Callable[[Any], Tensor]
 
     @property
     def n(self) -> int:
@@ -156,7 +157,7 @@ class BoundStream:
         host = torch.device("cpu")
         # Checked on the host: on a GPU every check would wait for the copy.
         x: Inputs = to_inputs(raw_x, host, self.dtype, convert=True)
-        y = self.prepare(to_tensor(raw_y, "y", host, None, convert=True))
+        y = self.prepare(raw_y if isinstance(raw_y, Mapping) else to_tensor(raw_y, "y", host, None, convert=True))
         return Rows(map_inputs(self._moved, x), self._moved(y))
 
     def _moved(self, values: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ class BoundStream:
         while True:
             one = Pass(self.stream.loader, seed, purpose, index, going)
             # Rows that were read before a resume count as read.
-            done = sum(_rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
+            done = sum(rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
             read, going = offset, None
             for item in one:
                 rows = self.rows(item)
@@ -217,7 +218,7 @@ def as_stream(data: Any) -> Stream | None:
     if isinstance(data, TensorDataset) or isinstance(getattr(data, "dataset", None), TensorDataset):
         return None
     loader = as_loader(data)
-    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+    if loader is None or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     rows = len(loader.dataset)  # type: ignore[arg-type]
     if not rows:
@@ -239,7 +240,7 @@ def as_stream(data: Any) -> Stream | None:
 def needs_memory(bound: BoundStream, what: str = "this needs all rows in memory") -> InputError:
     """Return the error for something that cannot work on a stream, with the size of its rows and the way out."""
     head = bound.stream.head
-    size = size_of(head) * bound.n / max(1, len(head[1]))
+    size = size_of(head) * bound.n / max(1, rows_of(head))
     return InputError(
         "data",
         f"is a stream of {bound.n:,} rows, and {what} (about {_size(size)})",
@@ -258,7 +259,7 @@ def _loader_of(data: Any) -> DataLoader[Any]:
     if loader is None:
         raise InputError("loader", f"must be a DataLoader or a Dataset, got {type(data).__name__}")
     if isinstance(data, DataLoader):
-        return data
+        return loader
     shuffled = not isinstance(loader.dataset, IterableDataset)
     return DataLoader(loader.dataset, batch_size=STREAM_ROWS, shuffle=shuffled, collate_fn=collate_rows)
 
@@ -273,10 +274,6 @@ def _length(loader: DataLoader[Any]) -> int | None:
     if isinstance(sampler, (RandomSampler, SequentialSampler)):
         return len(loader.dataset)  # type: ignore[arg-type]
     return len(sampler) if hasattr(sampler, "__len__") else None
-
-
-def _rows_of(pair: tuple[Any, Any]) -> int:
-    return len(pair[1])
 
 
 def _equal_shapes(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_probability, is_real
+from credibly.core.inputs import to_values
 from credibly.decide.utility import expected_utility
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
@@ -119,7 +120,7 @@ def selective(
 def mistakes(predictive: Predictive, y: Any) -> Tensor:
     """Return where the most probable label differs from y, (N,) booleans."""
     guess = _labels("predictive", predictive).probabilities.argmax(-1)
-    target = (y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))).to(guess.device)
+    target = to_values(y, "y").to(guess.device)
     if target.shape != guess.shape or guess.ndim != 1:
         advice = "One label per row is needed"
         raise InputError("y", f"has shape {tuple(target.shape)}, the predictions have {tuple(guess.shape)}", advice)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_positive
+from credibly.core.inputs import to_values
 from credibly.core.specs import kind_name, to_spec
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, Likelihood, Parameter
@@ -91,8 +92,8 @@ class Heads(Likelihood):
         # In the order of the network, in which its outputs are concatenated.
         for name in outputs:
             head, device = self.heads[name], outputs[name].device
-            values = y[name] if isinstance(y[name], Tensor) else torch.as_tensor(getattr(y[name], "values", y[name]))
             try:
+                values = to_values(y[name], "y")
                 own = head.bind(outputs[name], values.to(device))
                 prepared = own.prepare(values.to(device), dtype)
             except InputError as error:
@@ -111,9 +112,9 @@ class Heads(Likelihood):
             raise InputError("likelihood", "is of several heads, and the targets are not", "Pass a dict of targets")
         return self
 
-    def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return targets (N, T) that `with_targets` has prepared, in the given dtype."""
-        return y.to(dtype)
+    def prepare(self, y: Tensor | Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+        """Return targets (N, T) that `with_targets` has prepared, or those of a batch by name, in the given dtype."""
+        return y.to(dtype) if isinstance(y, Tensor) else self.prepared(y, dtype, torch.device("cpu"))
 
     def prepared(self, y: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return targets by name as one tensor (N, T)."""
@@ -121,7 +122,7 @@ class Heads(Likelihood):
             raise InputError("y", f"must be a dict of targets for {', '.join(self.heads)}")
         columns = []
         for name, part in self.parts():
-            values = y[name] if isinstance(y[name], Tensor) else torch.as_tensor(getattr(y[name], "values", y[name]))
+            values = to_values(y[name], f"y of head {name!r}")
             own = part.likelihood.prepare(values.to(device), dtype)
             if tuple(own.shape[1:]) != part.target_shape:
                 raise InputError("y", f"has shape {tuple(values.shape)} for {name}, one row {part.target_shape}")

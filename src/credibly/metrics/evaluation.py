@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.inputs import to_values
 from credibly.errors import InputError
 from credibly.metrics import scores as metrics
 from credibly.metrics.classes import class_metrics, summary_of_classes
@@ -38,8 +39,7 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
             for name, one in predictive.heads.items()
             for metric, value in evaluate(one, y[name], level=level, seed=seed).items()
         }
-    target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
-    target = target.to(predictive.mean.device)
+    target = to_values(y, "y").to(predictive.mean.device)
     density, kept = predictive.log_prob(target).double(), predictive.likelihood.counted(target)
     values = {"log_density": float((density if kept is None else density[kept]).mean())}
     if predictive.likelihood.support == "time":

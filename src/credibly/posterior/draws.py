@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_for
 from credibly.core.checks import check_integer
-from credibly.core.inputs import Inputs, map_inputs, row_count
+from credibly.core.inputs import Inputs, map_inputs, row_count, to_values
 from credibly.core.rng import check_seed, stream
 from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
@@ -115,7 +115,7 @@ class SampledPosterior(Posterior):
                     found = f"must have a row per process, got {row_count(x)} rows for {world.size} processes"
                     raise InputError("x", found, "Pass more rows, or spread=False")
                 x = map_inputs(lambda t: t[mine.start : mine.stop], x)
-                y = y if y is None or isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+                y = None if y is None else to_values(y, "y")
                 y = None if y is None else y[mine.start : mine.stop]
             shape = self._draws.shape[:2]
             found_there = per_draw(self.predict(x), y)

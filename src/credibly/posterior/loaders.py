@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from credibly.core.batch_items import inputs_of, split_item
 from credibly.core.inputs import Inputs, map_inputs, row_count, to_inputs
 from credibly.core.loading import MOST_COUNTED, as_loader
+from credibly.core.row_order import in_order
 from credibly.core.stream import Stream
 from credibly.core.stream_pass import Pass
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
-from credibly.predictive.streamed import StreamedPredictive
+from credibly.predictive.streamed_heads import streamed_predictive_of
 
 P = ParamSpec("P")
 Own = TypeVar("Own", bound=Posterior)
 
 
 class LoaderRows:
-    """The rows of a loader for one model, in the order of its data set and the same at every pass."""
+    """The rows of a loader for one model, in the order of `in_order` at every pass."""
 
     def __init__(self, loader: DataLoader[Any], model: Model, target: str | None = None) -> None:
         self.model, self.target = model, target
-        if not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        if not isinstance(loader.dataset, IterableDataset):
             # Without shuffling and without drop_last, so that every row is predicted, in order.
-            loader = DataLoader(
-                loader.dataset,
-                batch_size=loader.batch_size,
-                collate_fn=loader.collate_fn,
-                num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory,
-            )
+            loader = in_order(loader, "x", pin_memory=loader.pin_memory)
         self.loader = loader
         first = next(iter(self._given()), None)
         if first is None:
@@ -49,7 +44,7 @@ class LoaderRows:
     def _count(self) -> int:
         dataset = self.loader.dataset
         if hasattr(dataset, "__len__") and self.loader.batch_size is not None:
-            return len(dataset)
+            return len(dataset if isinstance(dataset, IterableDataset) else self.loader.sampler)  # type: ignore[arg-type]
         rows = 0
         for block in self._given():
             rows += row_count(block)
@@ -76,25 +71,25 @@ class LoaderRows:
             )
             yield map_inputs(lambda t: t.to(device, non_blocking=True), x)
 
-    def targets(self) -> Tensor:
-        """Return the targets of all rows."""
-        return torch.cat(
-            [torch.as_tensor(split_item(item, self.target)[1]) for item in Pass(self.loader, 0, "prediction", 0)]
-        )
+    def targets(self) -> Tensor | dict[str, Tensor]:
+        """Return the targets of all rows, by name for several heads."""
+        batches = [split_item(item, self.target)[1] for item in Pass(self.loader, 0, "prediction", 0)]
+        if not isinstance(batches[0], Mapping):
+            return torch.cat([torch.as_tensor(y) for y in batches])
+        return {name: torch.cat([torch.as_tensor(y[name]) for y in batches]) for name in batches[0]}
 
 
 def reads_loaders(
     predict: Callable[Concatenate[Own, Any, P], Predictive],
 ) -> Callable[Concatenate[Own, Any, P], Predictive]:
-    """Let a posterior's `predict` take a DataLoader, a Dataset or a `Stream`, which is read batch by batch."""
+    """Let a posterior's `predict` take a DataLoader, a Dataset, a `Stream` or rows, which are read batch by batch."""
 
     @functools.wraps(predict)
     def wrapped(self: Own, x: Any, /, *args: P.args, **options: P.kwargs) -> Predictive:
-        if not isinstance(x, (DataLoader, Dataset, Stream)):
+        given = x.loader if isinstance(x, Stream) else as_loader(x, pairs=False)
+        if given is None:
             return predict(self, x, *args, **options)
-        given = x.loader if isinstance(x, Stream) else as_loader(x)
-        assert given is not None
         rows = LoaderRows(given, self.model, x.target if isinstance(x, Stream) else None)
-        return StreamedPredictive(predict(self, rows.first, *args, **options).source, rows)
+        return streamed_predictive_of(predict(self, rows.first, *args, **options).source, rows)
 
     return wrapped

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
 from credibly.core.checks import check_choice, check_integer, check_probability
-from credibly.core.inputs import Inputs, map_inputs, row_count
+from credibly.core.inputs import Inputs, map_inputs, row_count, to_values
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
@@ -260,7 +259,7 @@ class Predictive(Blocks):
     def prepared(self, y: object) -> Tensor:
         """Return observed y in the layout and dtype of the likelihood. Raise if its shape does not match."""
         sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
-        value = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y) if hasattr(y, "values") else y)
+        value = to_values(y, "y")
         target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]

@@ -35,12 +35,15 @@ class HeadsPredictive(Predictive):
         part = dict(self.likelihood.parts()).get(name)
         if part is None:
             raise InputError("head", f"must be one of {', '.join(self.likelihood.heads)}, got {name!r}")
-        found = Predictive(_OneHead(self._source, self.likelihood, name, part), self._x)
+        found = self._predictive_of(name, OneHead(self._source, self.likelihood, name, part))
         if self._fits() and not requires_grad(self._x):
             # One forward pass serves all heads.
             for outputs in self.map_blocks(lambda output, extra, start: output):
                 found._cached = self.likelihood.output_of(part, outputs)
         return found
+
+    def _predictive_of(self, name: str, source: OneHead) -> Predictive:
+        return Predictive(source, self._x)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.likelihood.heads)
@@ -89,10 +92,10 @@ class HeadsPredictive(Predictive):
         return "".join(f"<p>{escape(name)}</p>{predictive_table(one)}" for name, one in self.heads.items())
 
     def __repr__(self) -> str:
-        return f"HeadsPredictive({self.rows} rows, {self.draws} draws, {', '.join(self.likelihood.heads)})"
+        return f"{type(self).__name__}({self.rows} rows, {self.draws} draws, {', '.join(self.likelihood.heads)})"
 
 
-class _OneHead(WithLikelihood):
+class OneHead(WithLikelihood):
     """A source with the outputs and own parameters of one head."""
 
     def __init__(self, inner: DrawSource, heads: Heads, name: str, part: Part) -> None:
@@ -100,9 +103,11 @@ class _OneHead(WithLikelihood):
         self.heads, self.name, self.part = heads, name, part
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
+        """Return the arranged outputs of the head."""
         return self.heads.output_of(self.part, self.inner.outputs(x, start, stop, first_row))
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Return the own parameters of the head."""
         return self.heads.extra_of(self.name, self.inner.extra(start, stop))
 
 

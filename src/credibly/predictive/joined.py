@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import map_inputs
+from credibly.core.inputs import map_inputs, to_values
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 
@@ -143,7 +143,7 @@ class JoinedPredictive(Predictive):
         return torch.cat(found, axis).index_select(axis, self._order)
 
     def _rows_of(self, y: object) -> Tensor:
-        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+        value = to_values(y, "y")
         if len(value) != self.rows:
             raise InputError("y", f"has {len(value)} rows, these predictions have {self.rows}")
         return value

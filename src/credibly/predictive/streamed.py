@@ -30,12 +30,12 @@ class RowReader(Protocol):
     def blocks(self) -> Iterator[Inputs]:
         """Yield the inputs in blocks of rows, on the network's device."""
 
-    def targets(self) -> Tensor:
-        """Return the targets of all rows, or raise if there are none."""
+    def targets(self) -> Tensor | dict[str, Tensor]:
+        """Return the targets of all rows, by name for several heads, or raise if there are none."""
 
 
 class StreamedPredictive(Predictive):
-    """Predictions of the rows of a loader, in the order of its data set.
+    """Predictions of the rows of a loader, in the order of its data set or of the rows that its sampler names.
 
     Moments take one pass over the loader and are kept; everything else (intervals, densities, samples) takes a separate
     pass. `targets` are those of the loader, if its batches have any.
@@ -47,8 +47,8 @@ class StreamedPredictive(Predictive):
         self.rows = reader.count
 
     @cached_property
-    def targets(self) -> Tensor:
-        """The targets of the loader's rows, in the order of the predictions."""
+    def targets(self) -> Tensor | dict[str, Tensor]:
+        """The targets of the loader's rows, in the order of the predictions, by name for several heads."""
         return self.reader.targets()
 
     @property
@@ -58,6 +58,10 @@ class StreamedPredictive(Predictive):
 
     def subset(self, rows: Tensor) -> Predictive:
         """Read the given rows (indices or a boolean mask) into memory and return their predictions."""
+        return Predictive(self._source, self.read(rows))
+
+    def read(self, rows: Tensor) -> Inputs:
+        """Return the inputs of the given rows (indices or a boolean mask), from one pass over the loader."""
         wanted = torch.arange(self.rows)[rows.cpu()]
         places, kept, start = wanted.argsort(), [], 0
         ordered = wanted[places]
@@ -67,7 +71,7 @@ class StreamedPredictive(Predictive):
             start += row_count(block)
         columns = zip(*([t for _, t in tensors_of(some)] for some in kept), strict=True)
         joined = iter([torch.cat(column)[places.argsort().to(column[0].device)] for column in columns])
-        return Predictive(self._source, map_inputs(lambda _: next(joined), self._x))
+        return map_inputs(lambda _: next(joined), self._x)
 
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
         """Call `function(outputs, extra, start)` on the batches of the loader, in one pass, and yield what it returns.
