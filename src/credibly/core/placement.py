@@ -1,4 +1,4 @@
-"""Devices and dtypes that a user asks for. Each is checked before anything is moved there."""
+"""Devices and dtypes that a user asks for, checked before anything is moved there; and the dtype of exact integers."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def to_device(name: str, value: torch.device | str | int) -> torch.device:
             "Leave it out to stay where the network is, or install torch with support for the device",
         ) from error
     return device
+
+
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of labels and counts: at least float32, because narrower ones round integers above 256."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def placement(device: torch.device | str | int | None, dtype: torch.dtype | str | None) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class HMC(SamplingMethod):
         thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".
-        draw_dtype: dtype of the stored draws, such as "float16" to save disk space; None takes the network's.
+        draw_dtype: dtype of the stored draws, such as "float16" (or torch.float16) to save disk space; None takes the
+            network's.
         compile: True, False or "auto".
         collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the
             hidden layers are sampled without it, and its weights are drawn exactly given them. The posterior is the

@@ -8,6 +8,7 @@ from typing import Any
 
 from credibly.core.checks import check_choice, check_integer, check_positive, is_real
 from credibly.core.compilation import Compile
+from credibly.core.plain_settings import PlainSettings
 from credibly.core.stream import BoundStream
 from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Optimiser, learning_rates, optimiser
@@ -19,7 +20,7 @@ OPTIMISERS = ("adam", "sgd", GAUSS_NEWTON)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(PlainSettings):
     """Training settings, shared by every method that trains.
 
     Args:
