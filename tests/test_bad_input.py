@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Ordinal, Poisson, Quantiles
 
 X, Y = randn(8, 3), randn(8, seed=1)
 LABELS = torch.arange(8) % 3
@@ -134,7 +134,35 @@ CASES = {
     ),
     "prior by name": ({"prior": "normal"}, "prior: str for .* has no method"),
     "plan": ({"plan": "fast"}, "plan must be one of 'auto', 'batched', 'looped', got 'fast'"),
-    "micro_batch": ({"micro_batch": 0}, "micro_batch must be a positive integer or None, got 0"),
+    "micro_batch": ({"micro_batch": 0}, "micro_batch must be a positive integer, got 0. None chooses it by memory"),
+    "micro_batch by name": ({"micro_batch": "auto"}, "micro_batch must be a positive integer, got 'auto'"),
+    "fraction of a micro_batch": ({"micro_batch": 2.5}, "micro_batch must be a positive integer, got 2.5"),
+    "class of priors": (
+        {"prior": cr.priors.Normal},
+        r"prior must be a prior, got the class Normal for '\*'. Pass an instance, such as Normal\(\)",
+    ),
+    "class of hierarchical priors": ({"prior": {"*": cr.priors.Hierarchical}}, "got the class Hierarchical for"),
+    "no such device": (
+        {"device": "gpu"},
+        r"device must be a device of this machine \(cpu.*\), got 'gpu'. Leave it out",
+    ),
+    "a device too many": ({"device": "cuda:99"}, "device must be a device of this machine .*, got 'cuda:99'"),
+    "integer dtype": (
+        {"dtype": torch.int64},
+        "dtype must be one of torch.float64, .*, got torch.int64. Or pass its name",
+    ),
+    "unknown dtype": ({"dtype": "float128"}, "dtype must be one of torch.float64, .*, got 'float128'"),
+    "no patterns": ({"random": []}, r"random must be a pattern of names or several of them, got \[\]. Such as random="),
+    "number of patterns": ({"random": 5}, "random must be a pattern of names or several of them, got 5"),
+    "patterns of numbers": ({"random": [5]}, r"random must be a pattern of names or several of them, got \[5\]"),
+    "NaN among ordered labels": (
+        {"data": (X, poke(LABELS.float(), math.nan, 2)), "likelihood": Ordinal()},
+        "y: has values that are not integers, such as nan. Labels are integers from 0",
+    ),
+    "infinite ordered label": (
+        {"data": (X, poke(LABELS.float(), math.inf, 2)), "likelihood": Ordinal()},
+        "y: has values that are not integers, such as inf",
+    ),
 }
 
 
@@ -199,6 +227,15 @@ def test_arrays_of_dtypes_that_torch_lacks_are_converted(dtype):
 def test_asking_for_a_dtype_converts_everything():
     problem = build(data=(X.double(), Y), dtype=torch.float64)
     assert problem.x.dtype == problem.y.dtype == problem.layout.dtype == torch.float64
+    assert build(dtype="float64").layout.dtype == build(dtype="double", device="cpu").layout.dtype == torch.float64
+
+
+@pytest.mark.parametrize("levels", [0.5, "0.5", None, ["a"], [0.1, None], [], [0.9, 0.1]], ids=str)
+def test_bad_levels(levels):
+    with pytest.raises(
+        cr.InputError, match=r"levels must be increasing numbers between 0 and 1, got .*\(0.5,\) for one"
+    ):
+        Quantiles(levels)
 
 
 @settings(deadline=None, max_examples=60)

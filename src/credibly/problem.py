@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.checks import check_integer
 from credibly.core.html import fact_table
 from credibly.core.inputs import Inputs, map_inputs, tensors_of
+from credibly.core.placement import placement
 from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows
 from credibly.core.stream import BoundStream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
@@ -79,7 +81,7 @@ class Problem(Reducible):
         temperature: float | Tempering = 1.0,
         random: Patterns | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         plan: Plan = "auto",
         micro_batch: int | None = None,
         precision: str | None = None,
@@ -88,15 +90,15 @@ class Problem(Reducible):
             advice = "credibly.likelihoods has Gaussian(), Categorical() and others"
             raise InputError("likelihood", f"must be a Likelihood, got {likelihood!r}", advice)
         self.tempering = temperature if isinstance(temperature, Tempering) else Tempering(temperature, temperature)
-        if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
-            raise InputError("micro_batch", f"must be a positive integer or None, got {micro_batch!r}")
-        convert = device is not None or dtype is not None
+        if micro_batch is not None:
+            check_integer("micro_batch", micro_batch, advice="None chooses it by memory")
+        place = placement(device, dtype)
         if isinstance(net, nn.Module):
-            net = copy_module(admit(net)).to(device=device, dtype=dtype) if convert else admit(net)
+            net = copy_module(admit(net)).to(**place) if place else admit(net)
         net, data, all_at_once = attach_graph(net, data)
         layout = Layout(net, random)
         bind = functools.partial(bind_heads, layout, likelihood)
-        (self.x, y, self.sample_weight), found, likelihood = read_rows(layout, data, sample_weight, convert, bind)
+        (self.x, y, self.sample_weight), found, likelihood = read_rows(layout, data, sample_weight, bool(place), bind)
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
         output = try_network(layout, trial, heads=isinstance(likelihood, Heads))
@@ -161,9 +163,7 @@ class Problem(Reducible):
     @property
     def relative_weight(self) -> Tensor | None:
         """Weights divided by their mean, (N,), for objectives that are means over rows; None if there are none."""
-        if self.sample_weight is None:
-            return None
-        return self.sample_weight * (self.n / self.total_weight)
+        return None if self.sample_weight is None else self.sample_weight * (self.n / self.total_weight)
 
     def in_full_precision(self) -> Problem:
         """Return a copy that runs the network in its native dtype, without autocast."""

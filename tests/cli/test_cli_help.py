@@ -43,7 +43,10 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
         for default in ("50", "learned", "none", "1 for regression, 2 for classification"):
             assert shown.count(f"(Default: {default}, or chosen by `fit --tune`.)") == 2  # of fit and compare
 
-    def test_every_method_can_be_named(self):
+    def test_every_method_can_be_named(self, monkeypatch):
+        assert _methods("") == ["auto", *METHODS]
+        # From the source, as in a shell.
+        monkeypatch.delitem(sys.modules, "credibly.methods")
         assert sorted(_methods("")) == sorted(["auto", *METHODS])
         assert sorted(_method_list("")) == sorted(METHODS)
 

@@ -218,6 +218,41 @@ def test_a_density_returns_one_number_per_point(function, batched, found):
 
 
 @pytest.mark.parametrize(
+    "function, batched, found",
+    [
+        (lambda w: -0.5 * float((w**2).sum()), False, "log_prob must return a tensor, got float. Use torch operations"),
+        (
+            lambda w: -w.square().sum() if w[0] > 0 else -w.abs().sum(),
+            False,
+            "log_prob: cannot be evaluated at several points at once .*torch.where instead of if",
+        ),
+        (
+            lambda w: torch.tensor(-w.square().sum().item()),
+            False,
+            "log_prob: cannot be evaluated at several points at once .*or pass batched=True",
+        ),
+        (lambda w: -w.detach().square().sum(), False, "log_prob: has no gradient in its argument"),
+        (lambda w: -w.detach().square().sum(-1), True, "log_prob: has no gradient in its argument"),
+        (torch.no_grad()(lambda w: -w.square().sum()), False, "log_prob: has no gradient in its argument"),
+        (lambda w: -(torch.eye(4) @ w).sum(), False, r"log_prob: failed on a tensor of shape \(3,\) \(RuntimeError"),
+    ],
+)
+def test_a_density_consists_of_torch_operations_with_a_gradient(function, batched, found):
+    with pytest.raises(cr.InputError, match=found):
+        cr.Density(function, 3, batched=batched)
+
+
+def test_a_density_is_made_where_gradients_are_off():
+    with torch.no_grad():
+        cr.Density(one_point, 2)
+    with torch.inference_mode():
+        cr.Density(one_point, 2, dtype="float32")
+    for name, value in (("dtype", torch.int64), ("device", "gpu")):
+        with pytest.raises(cr.InputError, match=f"{name} must be "):
+            cr.Density(one_point, 2, **{name: value})
+
+
+@pytest.mark.parametrize(
     "scale, constraint",
     [
         (0.0, "positive and finite, got 0.0"),

@@ -284,6 +284,10 @@ def test_bad_settings_are_refused_at_construction(name, value, constraint):
 def test_settings_that_do_not_fit_the_problem():
     with pytest.raises(cr.InputError, match="batch_size must be at most the number of training rows, 50, got 51"):
         cr.MAP(batch_size=51).fit(problem(), seed=0)
+    with pytest.raises(cr.InputError, match="warmup must be below the number of steps, 100, got 1000"):
+        cr.MAP(steps=100, warmup=1000)
+    with pytest.raises(cr.InputError, match="warmup must be below the number of steps, 5, got 5"):
+        cr.MAP(epochs=5, warmup=5).fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match=r"validation must leave rows to train on .*, got 0\.001 of 50 rows"):
         cr.MAP(validation=0.001).fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(1, \d+\), got shape \(1, 3\)"):

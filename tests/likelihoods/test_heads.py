@@ -8,7 +8,7 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly.curvature.output_fisher import fisher_root
-from credibly.likelihoods import Categorical, Gaussian, Heads, Survival, from_distribution
+from credibly.likelihoods import Categorical, Gaussian, Heads, NegativeBinomial, Poisson, Survival, from_distribution
 
 f64 = torch.float64
 X = randn(30, 3, dtype=f64)
@@ -260,3 +260,41 @@ def test_errors():
             ask()
     with pytest.raises(cr.InputError, match="head must be one of pixels, time, price, kind, got 'odd'"):
         p["odd"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_keeps_labels_and_counts_exact(dtype):
+    """bfloat16 has 8 significant bits: it would round 259 to 260, and 1001 to 1000."""
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kind, self.count = nn.Linear(3, 300), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return {"kind": self.kind(x), "count": self.count(x)}
+
+    x, labels, counts = randn(8, 3).to(dtype), torch.arange(258, 266), torch.arange(1000, 1008)
+    heads = Heads({"kind": Categorical(), "count": Poisson()})
+    problem = cr.Problem(Half().to(dtype), (x, {"kind": labels, "count": counts}), heads, cr.priors.Normal())
+    assert problem.y.tolist() == [[float(a), float(b)] for a, b in zip(labels, counts)]
+    y = problem.likelihood.prepared({"kind": labels, "count": counts}, dtype, problem.device)
+    assert torch.equal(y, problem.y)
+    for likelihood in (Poisson(), NegativeBinomial()):
+        for given in (counts, counts.numpy().astype(float)):
+            alone = cr.Problem(nn.Linear(3, 1).to(dtype), (x, given), likelihood, cr.priors.Normal())
+            assert alone.y[:, 0].tolist() == counts.tolist()
+    classes = cr.Problem(
+        nn.Linear(3, 300).to(dtype), (x, labels.numpy().astype(float)), Categorical(), cr.priors.Normal()
+    )
+    assert classes.y.tolist() == labels.tolist()
+    real = cr.Problem(nn.Linear(3, 1).to(dtype), (x, counts.numpy() / 7), cr.likelihoods.Gaussian(), cr.priors.Normal())
+    assert real.y.dtype == dtype
+
+
+def test_a_fit_in_half_precision_with_exact_counts():
+    x, counts = randn(40, 3).bfloat16(), torch.arange(40) % 4 + 300
+    likelihood = Poisson(unit=None)
+    problem = cr.Problem(nn.Linear(3, 1).bfloat16(), (x, counts), likelihood, cr.priors.Normal())
+    predictive = cr.MAP(steps=50).fit(problem, seed=0).predict(x)
+    assert bool(torch.isfinite(predictive.log_prob(counts)).all())

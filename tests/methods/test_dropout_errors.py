@@ -8,7 +8,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Categorical, Gaussian
+from credibly.likelihoods import Categorical, Gaussian, Survival
 
 
 @pytest.mark.parametrize("rate", [0, 1, 0.0, 1.0, -0.1, 1.5, True, math.nan, "half", (0.1, 0.0), [], (0.1, None)])
@@ -108,6 +108,10 @@ def test_tau_needs_a_likelihood_with_a_learned_scale():
     labels = build(dropped_mlp(outputs=3), (X, LABELS), Categorical())
     with pytest.raises(cr.InputError, match=r"tau must be None with Categorical, got \(1\.0, 2\.0\)"):
         cr.MCDropout(tau=(1.0, 2.0), steps=3).fit(labels, seed=0)
+    times = build(dropped_mlp(), (X, 1 + X[:, 0].abs()), Survival("lognormal"))
+    for tau in ("held-out", 2.0):
+        with pytest.raises(cr.InputError, match=f"tau must be None with Survival, got {tau!r}.*Gaussian and StudentT"):
+            cr.MCDropout(tau=tau, steps=3).fit(times, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from dropout_networks import (
+    LABELS,
     NOISE,
     X32,
     Y32,
@@ -21,7 +22,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Gaussian
+from credibly.likelihoods import Gaussian, NegativeBinomial, Ordinal, Survival
 from credibly.posterior.dropout import DropoutPosterior
 
 
@@ -103,3 +104,62 @@ def test_from_trained_saved_and_loaded(tmp_path):
         a, b = (q.predict(X32, seed=3, per_row=per_row) for q in (posterior, loaded))
         assert torch.equal(a.functions(), b.functions())
         assert torch.equal(a.log_prob(Y32), b.log_prob(Y32))
+
+
+def sampled(name, n=300):
+    """A network, data that follow it, their likelihood, and the logarithms of its true parameters."""
+    x = randn(n, 2, dtype=f64)
+    first, e, late = x[:, 0], randn(n, seed=3, dtype=f64), randn(n, seed=4, dtype=f64)
+    net = nn.Linear(2, 2 if name == "two targets" else 1).double()
+    with torch.no_grad():
+        net.weight.zero_(), net.bias.zero_()
+        net.weight[0, 0] = 0.5
+        if name == "two targets":
+            net.weight[1, 0] = 300.0
+    if name == "times":
+        likelihood = Survival("lognormal", unit=1000.0)
+        return net, (x, 1000 * torch.exp(0.5 * first + 0.3 * e)), likelihood, [math.log(0.3)]
+    if name == "counts":
+        generator = torch.Generator().manual_seed(0)
+        gamma = torch._standard_gamma(torch.full((n,), 0.2, dtype=f64), generator=generator) * 5
+        rate = 20 * torch.exp(0.5 * first) * gamma
+        return net, (x, torch.poisson(rate, generator=generator)), NegativeBinomial(unit=20.0), [math.log(5.0)]
+    y = torch.stack([0.5 * first + 0.1 * e, 300 * first + 30 * late], 1)
+    return net, (x, y), Gaussian(per_target=True), [math.log(0.1), math.log(30.0)]
+
+
+@pytest.mark.parametrize("name", ["times", "counts", "two targets"])
+def test_from_trained_fits_the_own_parameters_of_every_likelihood(name):
+    """With hardly any dropout they are those of the network alone, which are close to the true ones."""
+    net, data, likelihood, expected = sampled(name)
+    alone = cr.MAP.from_trained(net, data, likelihood)
+    dropped = cr.MCDropout.from_trained(net, data, likelihood, insert="*", rate=1e-6)
+    found = dropped.theta[dropped.model.layout.network_dim :]
+    torch.testing.assert_close(found, alone.draws[0, 0, -len(found) :], atol=2e-3, rtol=0)
+    assert found.tolist() == pytest.approx(expected, abs=0.2)
+    assert float(dropped.predict(data[0]).log_prob(data[1]).mean()) == pytest.approx(
+        float(alone.predict(data[0]).log_prob(data[1]).mean()), abs=1e-3
+    )
+
+
+def test_from_trained_refines_each_scale_under_dropout():
+    """Both scales have the highest log density under dropout: neighbouring values are worse."""
+    net, data, likelihood, _ = sampled("two targets")
+    posterior = cr.MCDropout.from_trained(net, data, likelihood, insert="*", rate=0.05)
+
+    def score(*steps):
+        theta = posterior.theta.clone()
+        theta[-2:] += torch.tensor(steps, dtype=f64)
+        other = DropoutPosterior(posterior.model, theta, posterior.rates, posterior.inserted, posterior.record)
+        return float(other.predict(data[0], passes=50).log_prob(data[1]).mean())
+
+    best = score(0.0, 0.0)
+    assert all(best > score(*step) for step in [(0.1, 0.0), (-0.1, 0.0), (0.0, 0.1), (0.0, -0.1)])
+
+
+def test_from_trained_fits_parameters_that_are_not_noise():
+    """The cut points of an ordinal likelihood are those of the network without dropout."""
+    net = mlp(3, 4, 1, dtype=f64)
+    alone = cr.MAP.from_trained(net, (X, LABELS), Ordinal())
+    dropped = wrap(net, Ordinal(), (X, LABELS), insert="2", rate=0.1)
+    torch.testing.assert_close(dropped.theta[-2:], alone.draws[0, 0, -2:])

@@ -104,6 +104,19 @@ def test_tau_by_held_out_rows(folds):
     assert float(posterior.theta[-1]) == pytest.approx(-0.5 * math.log(tau))
 
 
+def test_tau_by_held_out_rows_has_one_value_per_target():
+    x = randn(400, 1, dtype=f64)
+    y = torch.stack([x[:, 0] + 0.1 * randn(400, seed=5, dtype=f64), 30 * randn(400, seed=6, dtype=f64)], 1)
+    net = seeded(lambda: nn.Sequential(nn.Dropout(0.01), nn.Linear(1, 2)).double())
+    problem = build(net, (x, y), Gaussian(per_target=True), cr.priors.Normal(10.0))
+    posterior = cr.MCDropout(tau="held-out", steps=500, lr=0.03).fit(problem, seed=0)
+    tau = posterior.record.history["tau"]
+    scales = posterior.theta[-2:].exp().tolist()
+    assert scales == pytest.approx([t**-0.5 for t in tau])
+    # Four standard errors of the log of a standard deviation from 80 rows, and what the weights miss.
+    assert scales == pytest.approx([0.1, 30.0], rel=0.4)
+
+
 def test_tau_by_held_out_rows_is_lower_where_the_network_overfits():
     noise = randn(40, seed=3, dtype=f64)
     problem = build(dropped_mlp(hidden=60, first=0.01, second=0.01), (X, noise), Gaussian(), cr.priors.Normal(10.0))

@@ -28,6 +28,13 @@ from credibly.likelihoods import Gaussian
             "warmup must be an integer of at least 20, got 10. The step size is found during warm-up; pass more "
             "iterations or a step_size",
         ),
+        (
+            {"mass": "low-rank", "warmup": 15, "step_size": 0.01},
+            "warmup must be an integer of at least 20, got 15. mass='low-rank' adapts during warm-up; pass more "
+            'iterations, or mass="prior" or a posterior',
+        ),
+        ({"mass": "diagonal", "warmup": 0, "step_size": 0.01}, "mass='diagonal' adapts during warm-up"),
+        ({"mass": "block", "warmup": 19, "step_size": 0.01}, "mass='block' adapts during warm-up"),
         ({"thin": 0}, "thin must be a positive integer, got 0"),
         ({"max_steps": 0}, "max_steps must be a positive integer, got 0"),
         ({"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
@@ -69,6 +76,16 @@ from credibly.likelihoods import Gaussian
 def test_invalid_settings(settings, message):
     with pytest.raises(cr.InputError, match=re.escape(message)):
         cr.HMC(**settings)
+
+
+def test_a_mass_that_was_not_requested_needs_no_warmup():
+    for mass in ("auto", "identity", "prior"):
+        cr.HMC(mass=mass, warmup=0, step_size=0.01)
+    cr.HMC(mass="low-rank", warmup=20, step_size=0.01)
+    with pytest.raises(cr.InputError, match="mass='block' adapts during warm-up"):
+        cr.NUTS(mass="block", warmup=10, step_size=0.01)
+    with pytest.raises(cr.InputError, match="mass='diagonal' adapts during warm-up"):
+        cr.ParallelTempering(mass="diagonal", temperatures=(1.0, 2.0), warmup=10, step_size=0.01)
 
 
 @pytest.mark.parametrize("kind", ["problem", "density"])

@@ -77,7 +77,7 @@ def test_the_verdict_is_about_local_posteriors():
         ({"mass": "diagonal"}, "mass must not be passed to MILE, which has a direction instead of a momentum"),
         ({"init": "map"}, "init must be \"ensemble\".*got 'map'"),
         ({"until": "mixed"}, "until must be None for MILE, whose chains are not meant to meet"),
-        ({"budget": "1min"}, 'budget must be None without until="mixed"'),
+        ({"budget": "1min"}, "budget must be None for MILE, whose chains have a fixed length, got '1min'. Set chains"),
         ({"start_steps": 0}, "start_steps must be a positive integer, got 0"),
         ({"warmup": 10}, "warmup must be an integer of at least 40"),
     ],

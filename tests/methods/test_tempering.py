@@ -207,6 +207,10 @@ def test_until_mixed_adds_rounds():
         ({"temperatures": (1.0, math.nan)}, "temperatures must be a positive number"),
         ({"temperatures": "many"}, "temperatures must be an integer of at least 2, got 'many'"),
         ({"temperatures": (1.0, 2.0), "hottest": 3.0}, "hottest must be None if all temperatures are given, got 3.0"),
+        (
+            {"temperatures": 3, "hottest": 4.0, "warmup": 0, "step_size": 0.1},
+            "warmup must be an integer of at least 20, got 0. Temperatures are spaced during warm-up",
+        ),
         ({"hottest": 1.0}, "hottest must be a finite number above 1, the problem's own temperature, got 1.0"),
         ({"hottest": math.inf}, "hottest must be a finite number above 1"),
         ({"step_size": 0.0}, "step_size must be a positive number"),

@@ -315,8 +315,12 @@ def test_bad_requests_are_refused():
         real.prediction_set(0.9)
     with pytest.raises(cr.InputError, match="count must be a positive integer, got 0"):
         real.sample(0)
-    with pytest.raises(cr.InputError, match=r"y must be 5 rows of shape \(1,\), got \(4,\)"):
+    with pytest.raises(cr.InputError, match=r"y must have shape \(5,\), got \(4,\)"):
         real.log_prob(torch.zeros(4))
+    with pytest.raises(cr.InputError, match=r"y must have shape \(5,\), got \(5, 1\)"):
+        real.log_prob(torch.zeros(5, 1))
+    with pytest.raises(cr.InputError, match=r"y must have shape \(5,\), got \(4,\)"):
+        classes.log_prob(torch.zeros(4))
     with pytest.raises(cr.InputError, match="y: has 1 values that are NaN"):
         real.log_prob(torch.tensor([0.0, 1.0, math.nan, 0.0, 0.0]))
     with pytest.raises(cr.InputError, match="kind must be one of 'total', 'epistemic', 'max_probability', got 'odd'"):

@@ -175,7 +175,7 @@ def test_refuses_what_has_no_units():
     for scale in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(cr.InputError, match=rf"scale must be one positive number per target, got \({scale},\)"):
             in_units(real, 0.0, scale)
-    with pytest.raises(cr.InputError, match=r"y must be 12 rows of shape \(1,\), got \(11,\)"):
+    with pytest.raises(cr.InputError, match=r"y must have shape \(12,\), got \(11,\)"):
         in_units(real, 0.0, 1.0).log_prob(torch.zeros(11))
 
 

@@ -288,7 +288,7 @@ def test_refuses_bad_data():
         model.predict_interval(X, 1.5)
     with pytest.raises(ValueError, match="X has 2 features, but BayesianRegressor is expecting 3"):
         model.predict(X[:, :2])
-    with pytest.raises(cr.InputError, match=r"y must be 60 rows of shape \(1,\), got \(59,\)"):
+    with pytest.raises(cr.InputError, match=r"y must have shape \(60,\), got \(59,\)"):
         model.log_score(X, Y[:-1])
     with pytest.raises(ValueError, match="minimum of 2 is required"):
         regressor().fit(X[:1], Y[:1])

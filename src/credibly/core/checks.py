@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import Any
 
 from credibly.errors import InputError
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a value is an int and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is an integer, of Python or numpy, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_real(value: Any) -> bool:
-    """Return whether a value is a finite int or float and not a bool."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """Return whether a value is a finite number, of Python or numpy, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return isinstance(value, int) or math.isfinite(value)
+    return isinstance(value, Integral) or math.isfinite(value)
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int | None = None, advice: str = "") -> None:

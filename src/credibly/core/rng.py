@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.core.checks import is_integer
 from credibly.errors import InputError
 
 # Number of normal draws per step from which drawing them takes a noticeable part of the step.
@@ -29,7 +28,7 @@ WORD_STEP = 0x9E3779B97F4A7C15
 
 def check_seed(seed: int) -> int:
     """Return the seed. Raise unless it is a non-negative integer below 2**63."""
-    if not is_integer(seed) or not 0 <= seed < 2**63:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise InputError("seed", f"must be a non-negative integer below 2**63, got {seed!r}")
     return seed
 

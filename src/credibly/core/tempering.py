@@ -8,10 +8,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from credibly.core.checks import check_positive
+from credibly.core.plain_settings import PlainSettings
 
 
 @dataclass(frozen=True)
-class Tempering:
+class Tempering(PlainSettings):
     """Temperatures of likelihood and prior. A cold posterior has both below 1, likelihood tempering only the first."""
 
     likelihood: float = 1.0

@@ -311,13 +311,17 @@ def largest_curvature(
     return value, direction
 
 
+# Warm-up iterations below which there are no windows for the mass, and needed to find a step size.
+LEAST_WARMUP = 20
+
+
 def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:
     """Return the phases of a warm-up as (name, first, end): for the step size, with windows for the mass in between.
 
     With mass: 15 % for the step size, then windows that double in length and restart the variance, then 10 % for the
     step size with the final mass.
     """
-    if not mass or warmup < 20:
+    if not mass or warmup < LEAST_WARMUP:
         return [("step size", 0, warmup)] if warmup else []
     first, last = round(0.15 * warmup), warmup - round(0.10 * warmup)
     phases = [("step size", 0, first)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
+from credibly.core.plain_settings import PlainSettings
 from credibly.core.rng import check_seed, stream
 from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
@@ -29,7 +30,7 @@ from credibly.problem import Problem
 from credibly.storage.record import Record
 
 
-class Method(ABC):
+class Method(PlainSettings, ABC):
     """An inference method: `fit` turns a `Problem` into a `Posterior`. Settings are fields.
 
     Attributes:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from credibly.core.inputs import check_finite
+from credibly.core.placement import exact_dtype
+from credibly.core.plain_settings import PlainSettings
 from credibly.core.specs import kind_name
 from credibly.errors import InputError
 from credibly.priors.parameter import Parameter as Parameter
@@ -26,7 +28,7 @@ Extra = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood(ABC):
+class Likelihood(PlainSettings, ABC):
     """p(y | f(x, w)) with its moments, entropy, CDF and sampler.
 
     Args:
@@ -192,7 +194,7 @@ class IndependentTargets(Likelihood):
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check targets and return them as (N, ..., K) in the network's dtype."""
         y = y.unsqueeze(-1) if self.squeeze else self._last(y)
-        y = y.to(dtype)
+        y = y.to(exact_dtype(dtype) if self.support == "count" else dtype)
         check_finite("y", y)
         self.check_values(y)
         return y

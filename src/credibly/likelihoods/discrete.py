@@ -247,15 +247,7 @@ class Poisson(IndependentTargets):
 
 def class_labels(y: Tensor, classes: int, ignore_index: int | None = None) -> Tensor:
     """Check labels, except ignored ones, against the number of classes and return them as int64."""
-    if y.is_floating_point():
-        valid = torch.isfinite(y) & (y == y.round())
-        if not bool(valid.all()):
-            raise InputError(
-                "y",
-                f"has values that are not integers, such as {float(y[~valid][0]):g}",
-                f"Labels are 0 to {classes - 1}; for real targets use Gaussian",
-            )
-    y = y.to(torch.int64)
+    y = integer_labels(y, f"Labels are 0 to {classes - 1}; for real targets use Gaussian")
     given = y if ignore_index is None else y[y != ignore_index]
     if not len(given):
         return y
@@ -267,6 +259,16 @@ def class_labels(y: Tensor, classes: int, ignore_index: int | None = None) -> Te
             f"The network has {classes} classes: labels are 0 to {classes - 1}",
         )
     return y
+
+
+def integer_labels(y: Tensor, advice: str) -> Tensor:
+    """Return labels as int64. Raise, with this advice, unless all of them are integers."""
+    if y.is_floating_point():
+        valid = torch.isfinite(y) & (y == y.round())
+        if not bool(valid.all()):
+            found = f"has values that are not integers, such as {float(y[~valid][0]):g}"
+            raise InputError("y", found, advice)
+    return y.to(torch.int64)
 
 
 def check_counts(name: str, y: Tensor) -> None:

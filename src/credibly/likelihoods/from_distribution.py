@@ -18,6 +18,7 @@ from torch.distributions import Categorical, Distribution
 
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import check_finite
+from credibly.core.placement import exact_dtype
 from credibly.core.rng import check_seed, global_stream
 from credibly.core.specs import kind_name, to_spec
 from credibly.errors import InputError
@@ -140,7 +141,7 @@ class FromDistribution(Likelihood):
         if self.support == "class":
             return class_labels(y, self.classes)
         y = y.unsqueeze(-1) if self.squeeze else self.arrange(y)
-        y = y.to(dtype)
+        y = y.to(exact_dtype(dtype) if self.support == "count" else dtype)
         check_finite("y", y)
         if self.support == "binary" and not bool(((y == 0) | (y == 1)).all()):
             raise InputError("y", "has values other than 0 and 1", "Encode two classes as 0 and 1")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_positive
 from credibly.core.inputs import to_values
+from credibly.core.placement import exact_dtype
 from credibly.core.specs import kind_name, to_spec
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, Likelihood, Parameter
@@ -99,7 +100,7 @@ class Heads(Likelihood):
             except InputError as error:
                 raise InputError(f"{error.argument} of head {name!r}", error.found, error.advice) from error
             bound[name], target_shapes[name] = own, tuple(prepared.shape[1:])
-            columns.append(prepared.reshape(len(prepared), -1).to(dtype))
+            columns.append(prepared.reshape(len(prepared), -1).to(exact_dtype(dtype)))
         lengths = {name: len(column) for name, column in zip(bound, columns)}
         if len(set(lengths.values())) > 1:
             raise InputError("y", f"has {lengths} rows", "All heads need the same number of rows")
@@ -113,8 +114,8 @@ class Heads(Likelihood):
         return self
 
     def prepare(self, y: Tensor | Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-        """Return targets (N, T) that `with_targets` has prepared, or those of a batch by name, in the given dtype."""
-        return y.to(dtype) if isinstance(y, Tensor) else self.prepared(y, dtype, torch.device("cpu"))
+        """Return targets (N, T) that `with_targets` has prepared, or those of a batch by name."""
+        return y.to(exact_dtype(dtype)) if isinstance(y, Tensor) else self.prepared(y, dtype, torch.device("cpu"))
 
     def prepared(self, y: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return targets by name as one tensor (N, T)."""
@@ -126,7 +127,7 @@ class Heads(Likelihood):
             own = part.likelihood.prepare(values.to(device), dtype)
             if tuple(own.shape[1:]) != part.target_shape:
                 raise InputError("y", f"has shape {tuple(values.shape)} for {name}, one row {part.target_shape}")
-            columns.append(own.reshape(len(own), -1).to(dtype))
+            columns.append(own.reshape(len(own), -1).to(exact_dtype(dtype)))
         return torch.cat(columns, -1)
 
     def scaled_to(self, y: Tensor, weight: Tensor | None) -> Self:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from credibly.core.checks import is_integer
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, Likelihood, Parameter, row_shape
-from credibly.likelihoods.discrete import class_labels, entropy_of
+from credibly.likelihoods.discrete import class_labels, entropy_of, integer_labels
 from credibly.priors.elementwise import Normal, Prior
 
 
@@ -52,7 +52,10 @@ class Ordinal(Likelihood):
                 f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
                 "Ordinal needs one output and one integer label per row, whatever the number of classes",
             )
-        return self if self.classes is not None else self._bound(classes=max(2, int(y.max()) + 1))
+        if self.classes is not None:
+            return self
+        labels = integer_labels(y, "Labels are integers from 0, in order; for real targets use Gaussian")
+        return self._bound(classes=max(2, int(labels.max()) + 1))
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""

@@ -52,10 +52,14 @@ class Quantiles(IndependentTargets):
     support: ClassVar[str] = "real"
 
     def __post_init__(self) -> None:
-        levels = tuple(float(level) for level in self.levels)
+        try:
+            levels = tuple(float(level) for level in self.levels)
+        except (TypeError, ValueError):
+            levels = ()
         rising = all(a < b for a, b in pairwise(levels))
         if not levels or not rising or not all(0 < level < 1 for level in levels):
-            raise InputError("levels", f"must be increasing numbers between 0 and 1, got {self.levels!r}")
+            found = f"must be increasing numbers between 0 and 1, got {self.levels!r}"
+            raise InputError("levels", found, "Pass a tuple of them, such as (0.05, 0.5, 0.95), or (0.5,) for one")
         object.__setattr__(self, "levels", levels)
         if isinstance(self.scale, str):
             if self.scale != "learned":

@@ -31,15 +31,17 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.checks import check_integer, check_positive
+from credibly.curvature.evidence import fit_own_parameters
 from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import Data, folds, split
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
+from credibly.inference.training.held_out_noise import HELD_OUT, noise_of_outputs, with_noise
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.inference.training.trained import Trained
-from credibly.likelihoods import Likelihood
+from credibly.likelihoods import Gaussian, Likelihood, StudentT
 from credibly.networks.dropout_masks import masked_copy
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
 from credibly.posterior.dropout import DropoutPosterior
@@ -49,15 +51,14 @@ from credibly.problem import Problem
 from credibly.storage.record import Record
 
 Rate = float | Mapping[str, float]
-# Rates and a precision; None for the network's own, or learned.
-Choice = tuple[Rate | None, float | None]
+# Rates and a precision, or one per target; None for the network's own, or learned.
+Choice = tuple[Rate | None, float | list[float] | None]
 
 # Fraction of the rows held out to choose rate and tau, unless `validation` or `folds` is given.
 GRID_VALIDATION = 0.2
-HELD_OUT = "held-out"
-# Noise scales tried on held-out rows, a factor of 1.16 apart, up to 1.6 times the standard deviation of the targets.
-SCALES = 51
-LOWEST, HIGHEST = -7.0, 0.5
+# Passes by which `from_trained` chooses the noise; fewer if each density of the search, of which every parameter needs
+# hundreds, would take more than this many values.
+NOISE_PASSES, LEAST_NOISE_PASSES, SEARCHED = 50, 10, 2**25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,11 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
             Several rates are compared by held-out log-likelihood, trained as one batch, and the best is fitted again on
             all rows.
         insert: name patterns of Linear and convolution layers before which dropout is inserted, "*" for all of them.
-        tau: observation precision for a Gaussian likelihood with learned scale: a number fixes it, several are compared
-            as the rates are. None learns it with the weights, or takes the likelihood's own fixed scale. "held-out"
-            takes, for each rate, the one with the highest density on held-out rows, and fits again with it: noise
-            learned with the weights is that of the training rows, which is too small if the network has fitted some of
-            it.
+        tau: observation precision 1/scale^2 for a Gaussian or StudentT likelihood with a learned scale: a number fixes
+            it, several are compared as the rates are. None learns it with the weights, or takes the likelihood's own
+            fixed scale. "held-out" takes, for each rate, the one with the highest density on held-out rows (one per
+            target with per_target=True), and fits again with it: noise learned with the weights is that of the training
+            rows, which is too small if the network has fitted some of it.
         folds: number of folds for that comparison. 1 holds out the fraction `validation`, a fifth by default, once.
         concrete: learn the rate of each layer by Concrete Dropout; `rate` is then the initial value.
         init: "network", "fresh", "prior" or a (1, D) tensor.
@@ -156,8 +157,9 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
         Args:
             net: the trained network, with dropout layers (or name with `insert` where dropout was applied).
-            data: (x, y), preferably rows that it was not trained on. They give the shapes and, if the likelihood's
-                scale is "learned", the noise scale with the highest log-likelihood under dropout.
+            data: (x, y), preferably rows that it was not trained on. They give the shapes and any own parameters of the
+                likelihood, such as a learned scale: their mode given the network, and for levels of noise the highest
+                density under dropout around it.
             likelihood: of y given the network's output.
             rate, insert: as in the settings.
         """
@@ -172,20 +174,22 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         off = {"dropout_off": network.inactive} if network.inactive else {}
         record = method.record(problem, 0, {"from_trained": True, **off})
         posterior = method._posterior(problem, network, theta, network.rates, record)
-        if "log_scale" in problem.likelihood.parameters():
-            theta = _with_best_scale(posterior, problem)
+        if problem.likelihood.parameters():
+            theta = _with_noise_of_passes(posterior, problem, fit_own_parameters(problem, theta))
             posterior = method._posterior(problem, network, theta, network.rates, record)
         return posterior
 
     def _check(self, problem: Problem, network: Dropped) -> None:
         if not problem.prior.is_normal or bool((problem.prior.loc[: problem.layout.network_dim] != 0).any()):
             raise InputError("prior", "must be Normal with mean zero for MC-Dropout", "Use priors.Normal(scale)")
-        if self.tau is not None and "log_scale" not in problem.likelihood.parameters():
+        learned = isinstance(problem.likelihood, (Gaussian, StudentT)) and problem.likelihood.scale == "learned"
+        if self.tau is not None and not learned:
             name = type(problem.likelihood).__name__
             raise InputError(
                 "tau",
                 f"must be None with {name}, got {self.tau!r}",
-                'It is for likelihoods with a learned scale, such as Gaussian("learned")',
+                "It is for Gaussian and StudentT likelihoods with a learned scale; others learn their noise with the "
+                "weights",
             )
         names = [site.name for site in network.sites]
         for pattern in {pattern for rate in _several(self.rate) if isinstance(rate, Mapping) for pattern in rate}:
@@ -212,7 +216,8 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         rates = torch.tensor([network.rate_row(rate) for rate, _ in choices], dtype=theta.dtype, device=theta.device)
         for row, (_, tau) in enumerate(choices):
             if tau is not None:
-                theta[row, problem.layout.network_dim :] = -0.5 * math.log(tau)
+                log_scales = [-0.5 * math.log(each) for each in _several(tau)]
+                theta[row, problem.layout.network_dim :] = torch.tensor(log_scales, dtype=torch.float64).to(theta)
         batch = self.plan(data.count, problem.stream)[1]
         fixed = choices[0][1] is not None
         objective = DropoutObjective(
@@ -253,25 +258,28 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
             data = Data(resampled.shape[1], None, resampled=resampled)
         title = f"grid of {len(choices)}" + (f" by {len(parts)} folds" if len(parts) > 1 else "")
         done, objective = self._train(fit, network, choices * len(parts), start, data, title)
-        scales = self._scales(problem)
-        scores = torch.zeros(
-            1 if scales is None else len(scales), len(choices), dtype=done.theta.dtype, device=problem.device
-        )
+        held_out = [part.held_out for part in parts if part.held_out is not None]
+        theta, own = done.theta.clone(), slice(problem.layout.network_dim, problem.dim)
+        if self.tau == HELD_OUT:
+            for k, (rate, _) in enumerate(choices):
+                fitted = theta[k :: len(choices), : problem.dim]  # by the folds
+                outputs = [
+                    (rows, objective.outputs(theta, k + f * len(choices), rows)) for f, rows in enumerate(held_out)
+                ]
+                noise = noise_of_outputs(problem, fitted[0], fitted[:, own].double().mean(0), outputs)
+                fitted[:, own] = noise.to(theta)
+                taus = torch.exp(-2 * noise).tolist()
+                choices[k] = rate, taus if len(taus) > 1 else taus[0]
+        scores = torch.zeros(len(choices), dtype=theta.dtype, device=problem.device)
         with torch.no_grad():
-            for fold, part in enumerate(parts):
-                assert part.held_out is not None
+            for fold, rows in enumerate(held_out):
                 members = slice(fold * len(choices), (fold + 1) * len(choices))
-                scores += objective.densities(done.theta, members, part.held_out, scales) / len(parts)
-        if scales is not None:
-            choices = [
-                (rate, float(torch.exp(-2 * scales[scores[:, k].argmax()]))) for k, (rate, _) in enumerate(choices)
-            ]
-        best = scores.amax(0)
+                scores += objective.densities(theta, members, rows) / len(parts)
         table = [
             {"rate": rate if rate is None else _plain(rate), "tau": tau, "held_out_log_density": float(score)}
-            for (rate, tau), score in zip(choices, best)
+            for (rate, tau), score in zip(choices, scores)
         ]
-        return choices[int(best.argmax())], {"grid": table}
+        return choices[int(scores.argmax())], {"grid": table}
 
     def _parts(self, problem: Problem, seed: int) -> list[Data]:
         """Return the training and held-out rows of every fold, equally many in each."""
@@ -281,13 +289,6 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
     def _taus(self) -> tuple[float, ...]:
         return () if isinstance(self.tau, str) else _several(self.tau)
-
-    def _scales(self, problem: Problem) -> Tensor | None:
-        """Return the log noise scales to try on held-out rows."""
-        if self.tau != HELD_OUT:
-            return None
-        log_std = problem.y.double().std().log()
-        return log_std + torch.linspace(LOWEST, HIGHEST, SCALES, dtype=torch.float64, device=problem.device)
 
     def _posterior(
         self, problem: Problem, network: Dropped, theta: Tensor, rates: dict[str, float], record: Record
@@ -329,15 +330,14 @@ def _check_rate(rate: Any, concrete: bool) -> None:
         raise InputError("rate", f"must be above 0 for at least one layer, got {rate!r}")
 
 
-def _with_best_scale(posterior: DropoutPosterior, problem: Problem) -> Tensor:
-    """Return the weights with the noise scale, shared by all targets, of the highest log density under dropout."""
-    theta = posterior.theta.clone()
-    residual = (posterior.predict(problem.x).functions() - problem.likelihood.restore(problem.y)).square().mean().sqrt()
-    best, best_value = theta, -math.inf
-    for log_scale in torch.log(residual) + torch.linspace(-3, 1, 41, device=theta.device):
-        theta[problem.layout.network_dim :] = log_scale
-        trial = DropoutPosterior(posterior.model, theta, posterior.rates, posterior.inserted, posterior.record)
-        value = float(trial.predict(problem.x, passes=50).log_prob(problem.likelihood.restore(problem.y)).mean())
-        if value > best_value:
-            best, best_value = theta.clone(), value
-    return best
+def _with_noise_of_passes(posterior: DropoutPosterior, problem: Problem, theta: Tensor) -> Tensor:
+    """Return weights (D,) with the noise of the highest density under dropout; `theta` has that without dropout."""
+    noise = theta[problem.layout.network_dim :]
+    if not problem.likelihood.noise_sign:
+        return theta
+    affordable = SEARCHED // (len(noise) * problem.y.numel())
+    passes = max(LEAST_NOISE_PASSES, min(NOISE_PASSES, affordable))
+    predictive = posterior.predict(problem.x, passes=passes)
+    outputs = predictive.source.outputs(predictive.x, 0, passes).double()
+    best = noise_of_outputs(problem, theta, noise, [(problem, outputs)])
+    return with_noise(problem, theta.unsqueeze(0), best)[0]

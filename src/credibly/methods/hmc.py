@@ -23,12 +23,13 @@ from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
 from credibly.gaussians.mass import InverseMass, mass_tensors
+from credibly.inference.adaptation import LEAST_WARMUP
 from credibly.inference.collapsed import to_sampled_target
 from credibly.inference.density import Density
 from credibly.inference.kernels.hmc import integrator
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.hmc_plan import HMCPlan
-from credibly.inference.sampling.mass import check_mass, given_mass, mass_blocks
+from credibly.inference.sampling.mass import ADAPTED, check_mass, given_mass, mass_blocks
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.sampling.until import check_until
@@ -36,9 +37,8 @@ from credibly.inference.target import DensityTarget, Target
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
-# Warm-up iterations needed to compare trajectory lengths, and to find a step size.
+# Warm-up iterations needed to compare trajectory lengths.
 LEAST_TRIAL = 60
-LEAST_WARMUP = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,8 @@ class HMC(SamplingMethod):
         thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".
-        draw_dtype: dtype of the stored draws, such as "float16" to save disk space; None takes the network's.
+        draw_dtype: dtype of the stored draws, such as "float16" (or torch.float16) to save disk space; None takes the
+            network's.
         compile: True, False or "auto".
         collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the
             hidden layers are sampled without it, and its weights are drawn exactly given them. The posterior is the
@@ -126,6 +127,9 @@ class HMC(SamplingMethod):
         check_mass(self.mass, self.mass_start, self.mass_rank)
         if self.step_size is None:
             advice = "The step size is found during warm-up; pass more iterations or a step_size"
+            check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
+        if isinstance(self.mass, str) and self.mass in ADAPTED:
+            advice = f'mass={self.mass!r} adapts during warm-up; pass more iterations, or mass="prior" or a posterior'
             check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
         integrator(self.integrator)
         check_init(self.init)

@@ -33,7 +33,7 @@ class MILE(MCLMC):
         init: "ensemble" trains the members; or a (C, D) tensor or a posterior with a start for every chain.
         adjusted, step_size, trajectory_length, energy_variance, target_accept, integrator, thin, draw_dtype, compile:
             as in `MCLMC`.
-        until: not a setting of MILE: its chains are not meant to meet. It raises an error that says so.
+        until, budget: not settings of MILE: its chains are not meant to meet. They raise an error that says so.
     """
 
     name: ClassVar[str] = "mile"
@@ -54,6 +54,9 @@ class MILE(MCLMC):
         if self.until is not None:
             found = f"must be None for MILE, whose chains are not meant to meet, got {self.until!r}"
             raise InputError("until", found, "Use MCLMC, HMC, NUTS or ChEES to sample until chains agree")
+        if self.budget is not None:
+            found = f"must be None for MILE, whose chains have a fixed length, got {self.budget!r}"
+            raise InputError("budget", found, "Set chains, start_steps, warmup, draws and max_steps instead")
         super().__post_init__(mass)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> MILESampler:

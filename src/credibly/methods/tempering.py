@@ -24,6 +24,7 @@ from credibly.core.checks import check_choice, check_integer, check_positive, is
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.inference.adaptation import LEAST_WARMUP
 from credibly.inference.kernels.tempering import geometric_ladder
 from credibly.inference.sampling.mass import DIAGONAL
 from credibly.inference.sampling.run import SamplingMethod
@@ -93,6 +94,8 @@ class ParallelTempering(SamplingMethod):
         else:
             advice = "One temperature has no neighbour to exchange with; use HMC"
             check_integer("temperatures", self.temperatures, 2, advice=advice)
+            advice = "Temperatures are spaced during warm-up; pass more iterations, or the temperatures themselves"
+            check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
         if self.hottest is not None and not (is_real(self.hottest) and 1 < self.hottest < float("inf")):
             found = f"must be a finite number above 1, the problem's own temperature, got {self.hottest!r}"
             raise InputError("hottest", found)

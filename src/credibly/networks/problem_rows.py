@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from credibly.core.inputs import Inputs, row_count, to_tensor
 from credibly.core.loading import unpack_data
+from credibly.core.placement import exact_dtype
 from credibly.core.rows import Rows, weigh
 from credibly.core.stream import Stream, as_stream
 from credibly.errors import InputError
@@ -26,7 +27,8 @@ def read_rows(
     raw_x, raw_y = unpack_data(data) if stream is None else stream.head
     x = layout.inputs(raw_x, convert or stream is not None)
     bound, raw_y = bind(x, raw_y)
-    y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
+    # In half precision labels and counts would be rounded here, before the likelihood sees them.
+    y = to_tensor(raw_y, "y", layout.device, exact_dtype(layout.dtype), convert=True)
     if y.ndim == 0 or len(y) != row_count(x):
         rows = len(y) if y.ndim else "no"
         raise InputError("y", f"has {rows} rows, x has {row_count(x)}", "Pass one target per row of x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,11 @@ def random_patterns(module: nn.Module, random: Patterns | None) -> tuple[str, ..
     If all parameters are trainable that is "*", else the name of each of them.
     """
     if random is not None:
-        return (random,) if isinstance(random, str) else tuple(random)
+        patterns = (random,) if isinstance(random, str) else tuple(random) if isinstance(random, Collection) else ()
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            advice = 'Such as random="head.*"; None selects the trainable parameters'
+            raise InputError("random", f"must be a pattern of names or several of them, got {random!r}", advice)
+        return patterns
     names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     if all(names.values()):
         return ("*",)

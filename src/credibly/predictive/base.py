@@ -264,7 +264,9 @@ class Predictive(Blocks):
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):
-            raise InputError("y", f"must be {self.rows} rows of shape {tuple(expected)}, got {tuple(value.shape)}")
+            blank = torch.empty(self.rows, *expected, device="meta")
+            own = blank if self.likelihood.support == "class" else self.likelihood.restore(blank)
+            raise InputError("y", f"must have shape {tuple(own.shape)}, got {tuple(value.shape)}")
         return target
 
     def _repr_html_(self) -> str:

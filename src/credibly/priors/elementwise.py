@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_positive
+from credibly.core.plain_settings import PlainSettings
 from credibly.errors import InputError
 
 Shrink = Tensor | float
 
 
-class Prior(ABC):
+class Prior(PlainSettings, ABC):
     """An elementwise density. `shrink` multiplies its scale: 1, or 1/sqrt(fan-in) if `fan_in` is set."""
 
     fan_in: bool

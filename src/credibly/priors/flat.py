@@ -141,6 +141,9 @@ def segments_of(
     """Return one segment per tensor of the network, and one per element of the extra tensors. Raise on bad priors."""
     groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, member in groups.items():
+        if isinstance(member, type):
+            found = f"must be a prior, got the class {member.__name__} for {pattern!r}"
+            raise InputError("prior", found, f"Pass an instance, such as {member.__name__}()")
         missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
         if missing:
             found = f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}"

@@ -26,6 +26,8 @@ from credibly.problem import Problem
 # Forward passes per held-out score, for early stopping and for a grid.
 SCORING_PASSES = 20
 GRID_PASSES = 200
+# Limit on the outputs of passes that are kept at once, to choose the noise by them.
+KEPT_VALUES = 2**25
 # Limit on the values that the passes over held-out rows compute; larger problems get fewer passes.
 GRID_VALUES = 2**31
 CONCRETE_TEMPERATURE = 0.1
@@ -190,39 +192,42 @@ class DropoutObjective(Objective):
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
         """Return the mean log predictive density per row (M,), over passes whose masks are shared by all rows."""
-        return self.densities(theta, slice(0, len(theta)), held_out, passes=SCORING_PASSES)[0]
+        return self.densities(theta, slice(0, len(theta)), held_out, passes=SCORING_PASSES)
 
-    def densities(
-        self,
-        theta: Tensor,
-        members: slice,
-        held_out: Problem,
-        log_scales: Tensor | None = None,
-        passes: int | None = None,
-    ) -> Tensor:
-        """Return the score of some members under each of the given noise scales, (S, M); (1, M) under their own."""
+    def densities(self, theta: Tensor, members: slice, held_out: Problem, passes: int | None = None) -> Tensor:
+        """Return the score of some members, (M,)."""
         weights, rates = (values[members] for values in self._split(theta, self.own[0]))
-        count, network = len(weights), self.problem.layout.network_dim
-        if passes is None:
-            # The log of a mean over few passes is biased low, and most if the passes differ a lot.
-            affordable = GRID_VALUES // (count * held_out.n * max(1, self.network.forward.row_width))
-            passes = max(SCORING_PASSES, min(GRID_PASSES, affordable))
-        generator = stream(self.seed, "dropout scoring", device=self.problem.device)
-        drawn = [self.masks(rates, self.uniforms(count, 1, generator), hard=True) for _ in range(passes)]
-        likelihood, own = self.problem.likelihood, weights.clone()
-        total = torch.zeros(1 if log_scales is None else len(log_scales), count, dtype=theta.dtype, device=theta.device)
-        parameters = self.problem.layout.split(weights)[0]
-        for x, y, row_weights in held_out.blocks(count):
-            sums: list[Tensor | None] = [None] * len(total)
-            for masks in drawn:
-                output = likelihood.arrange(self.network.forward.apply({**parameters, **masks}, x), 1)
-                for index in range(len(total)):
-                    if log_scales is not None:
-                        own[:, network:] = log_scales[index].to(own)
-                    rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[index]
-                    sums[index] = rows if before is None else torch.logaddexp(before, rows)
-            total += torch.stack([sum_rows(s - math.log(passes), row_weights) for s in sums if s is not None])
+        drawn = self._scoring_masks(rates, passes or self._affordable(len(weights), held_out))
+        total = torch.zeros(len(weights), dtype=theta.dtype, device=theta.device)
+        for x, y, row_weights in held_out.blocks(len(weights)):
+            rows = self.log_likelihood(weights, drawn[0], x, y)
+            for masks in drawn[1:]:
+                rows = torch.logaddexp(rows, self.log_likelihood(weights, masks, x, y))
+            total += sum_rows(rows - math.log(len(drawn)), row_weights)
         return total / held_out.total_weight
+
+    def outputs(self, theta: Tensor, member: int, held_out: Problem) -> Tensor:
+        """Return the arranged outputs of a member's passes at held-out rows, (passes, N, ..., K) in float64."""
+        weights, rates = (values[member : member + 1] for values in self._split(theta, self.own[0]))
+        passes = min(self._affordable(1, held_out), max(SCORING_PASSES, KEPT_VALUES // held_out.y.numel()))
+        drawn = self._scoring_masks(rates, passes)
+        parameters, arrange = self.problem.layout.split(weights)[0], self.problem.likelihood.arrange
+        with torch.no_grad():
+            blocks = [
+                torch.cat([arrange(self.network.forward.apply({**parameters, **masks}, x), 1) for masks in drawn])
+                for x, _, _ in held_out.blocks(1)
+            ]
+        return torch.cat(blocks, 1).double()
+
+    def _affordable(self, members: int, held_out: Problem) -> int:
+        """Return a number of passes: the log of a mean over few is biased low, and most if the passes differ a lot."""
+        affordable = GRID_VALUES // (members * held_out.n * max(1, self.network.forward.row_width))
+        return max(SCORING_PASSES, min(GRID_PASSES, affordable))
+
+    def _scoring_masks(self, rates: Tensor, passes: int) -> list[dict[str, Tensor]]:
+        """Return the masks of each pass, for members with the given rates (M, sites)."""
+        generator = stream(self.seed, "dropout scoring", device=self.problem.device)
+        return [self.masks(rates, self.uniforms(len(rates), 1, generator), hard=True) for _ in range(passes)]
 
     def final_rates(self, theta: Tensor) -> list[dict[str, float]]:
         """Return the rates of each member by site, learned or given."""

@@ -39,6 +39,7 @@ FOLDS = 10
 LOWEST, HIGHEST, STEP, FINE = -2.0, 8.0, 0.1, 0.002
 
 Unseen = Sequence[tuple[Problem, Sequence[int]]]
+Outputs = Sequence[tuple[Problem, Tensor]]
 
 
 def check_noise_from(value: str) -> None:
@@ -56,11 +57,24 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
     """
     outputs = [(part, _outputs(part, theta[list(members)])) for part, members in unseen if members]
     noise = theta[:, problem.layout.network_dim :].double().mean(0)
-    network = theta[0, : problem.layout.network_dim].double()
-    sign = problem.likelihood.noise_sign
+    return noise_of_outputs(problem, theta[0], noise, outputs)
+
+
+def noise_of_outputs(problem: Problem, theta: Tensor, noise: Tensor, outputs: Outputs) -> Tensor:
+    """Return the likelihood's own parameters with the highest density of the mixture over outputs, (E,) in float64.
+
+    Args:
+        problem: the problem that the weights were fitted to.
+        theta: weights (D,), which the prior of the own parameters may depend on.
+        noise: the own parameters (E,) around which the search is.
+        outputs: rows and the arranged outputs there of each component of the mixture, (M, N, ..., K) in float64.
+    """
+    theta = theta.double().unsqueeze(0)
+    network = theta[0, : problem.layout.network_dim]
+    sign, noise = problem.likelihood.noise_sign, noise.double()
 
     def density(tried: Tensor) -> float:
-        extra = problem.extra(with_noise(problem, theta[:1].double(), tried))
+        extra = problem.extra(with_noise(problem, theta, tried))
         total = float(own_log_prior(problem.prior, network, tried))
         for part, output in outputs:
             rows = part.likelihood.log_prob(output, part.y.double(), extra)

@@ -8,6 +8,7 @@ from typing import Any
 
 from credibly.core.checks import check_choice, check_integer, check_positive, is_real
 from credibly.core.compilation import Compile
+from credibly.core.plain_settings import PlainSettings
 from credibly.core.stream import BoundStream
 from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Optimiser, learning_rates, optimiser
@@ -19,7 +20,7 @@ OPTIMISERS = ("adam", "sgd", GAUSS_NEWTON)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(PlainSettings):
     """Training settings, shared by every method that trains.
 
     Args:
@@ -87,6 +88,8 @@ class Training:
         if not callable(self.optimiser):
             check_choice("optimiser", self.optimiser, OPTIMISERS)
         learning_rates(self.schedule, 1.0, 1, 0)
+        if self.steps is not None:
+            self._check_warmup(self.steps)
 
     def plan(self, rows: int, stream: BoundStream | None = None) -> tuple[int, int, int]:
         """Return (steps, batch size, batches per epoch) for the given number of training rows, or for a stream."""
@@ -95,7 +98,14 @@ class Training:
         if stream is not None:
             batch, per_epoch = stream.batch, stream.batches
         steps = self.steps or (self.epochs * per_epoch if self.epochs else max(DEFAULT_STEPS, 20 * per_epoch))
+        self._check_warmup(steps)
         return steps, batch, per_epoch
+
+    def _check_warmup(self, steps: int) -> None:
+        """Raise if the learning rate would still be rising when training ends."""
+        if self.warmup and self.warmup >= steps:
+            found = f"must be below the number of steps, {steps}, got {self.warmup!r}"
+            raise InputError("warmup", found, "Pass fewer steps of warm-up, or train for more")
 
     @property
     def learning_rate(self) -> float:
