@@ -191,3 +191,30 @@ def test_a_wrong_theta_is_refused():
     problem = build()
     with pytest.raises(cr.InputError, match=r"theta must have shape \(chains, 22\), got \(2, 3\)"):
         problem.log_density(torch.zeros(2, 3))
+
+
+def test_inputs_with_another_number_of_axes_than_in_the_fit_are_refused_by_predict():
+    column = cr.MAP(steps=2, compile=False).fit(build(net=mlp(1, 4, 1), data=(X[:, :1], Y)), seed=0)
+    with pytest.raises(cr.InputError, match=r"x: has rows of shape \(\), the fit had \(1,\). Pass x.unsqueeze\(1\)"):
+        column.predict(X[:, 0])
+    dropout = cr.MCDropout(steps=2, insert="*", compile=False).fit(build(net=mlp(1, 4, 1), data=(X[:, :1], Y)), seed=0)
+    with pytest.raises(cr.InputError, match=r"the fit had \(1,\)"):
+        dropout.predict(X[:, 0])
+    table = cr.MAP(steps=2, compile=False).fit(build(), seed=0)
+    with pytest.raises(cr.InputError, match=r"the fit had \(3,\). For a single row, pass x.unsqueeze\(0\)"):
+        table.predict(X[0])
+    with pytest.raises(cr.InputError, match=r"x: has rows of shape \(8, 3\), the fit had \(3,\). Pass rows with"):
+        table.predict(X.unsqueeze(0))
+
+
+def test_predict_takes_sequences_of_other_lengths_than_the_fit():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.layer(x.unsqueeze(-1)).mean(1)
+
+    posterior = cr.MAP(steps=2, compile=False).fit(build(net=Pooled()), seed=0)
+    assert posterior.predict(torch.ones(4, 7)).mean.shape == (4,)
