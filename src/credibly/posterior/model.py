@@ -53,7 +53,7 @@ class Model:
     def as_fitted(self, x: Inputs) -> Inputs:
         """Return x with the structure of the fit's rows: names in their order, which a frozen body relies on.
 
-        Raise if x has another structure, other names or another number of axes.
+        Raise if x has another structure, other names or no axis for a single input.
         """
         form, parts = self.row["form"], self.row["parts"]
         names = [part["name"] for part in parts]
@@ -66,10 +66,10 @@ class Model:
                 raise InputError("x", f"must be {wanted}, as in the fit, got a {found} of {len(mine)}")
             x = in_order(x, names)
         for part, (name, tensor) in zip(parts, tensors_of(x), strict=True):
-            # Sizes are left to the network: lengths of sequences may vary.
-            if tensor.ndim - 1 != len(part["shape"]):
-                found = f"has rows of shape {tuple(tensor.shape[1:])}, the fit had {tuple(part['shape'])}"
-                raise InputError(name, found, _axis_advice(name, list(tensor.shape), part["shape"]))
+            # One number looks like a row of one input to a Linear layer. Other shapes are left to the network: lengths
+            # may vary, and layers that act on the last axis take any number of axes.
+            if tensor.ndim == 1 and part["shape"] == [1]:
+                raise InputError(name, "has rows of shape (), the fit had (1,)", f"Pass {name}.unsqueeze(1)")
         return x
 
     @property
@@ -82,9 +82,3 @@ class Model:
         if not self.layout.extra:
             return {}
         return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
-
-
-def _axis_advice(name: str, shape: list[int], row: list[int]) -> str:
-    if len(shape) == 1 and row == [1]:
-        return f"Pass {name}.unsqueeze(1)"
-    return f"For a single row, pass {name}.unsqueeze(0)" if shape == row else "Pass rows with as many axes"
