@@ -290,3 +290,37 @@ def test_a_wrong_theta_is_refused():
     problem = build()
     with pytest.raises(cr.InputError, match=r"theta must have shape \(chains, 22\), got \(2, 3\)"):
         problem.log_density(torch.zeros(2, 3))
+
+
+def test_numbers_for_a_network_of_one_input_are_refused_by_predict():
+    column = build(net=mlp(1, 4, 1), data=(X[:, :1], Y))
+    message = r"x: has rows of shape \(\), the fit had \(1,\). Pass x.unsqueeze\(1\)"
+    for method in (cr.MAP(steps=2, compile=False), cr.MCDropout(steps=2, insert="*", compile=False)):
+        posterior = method.fit(column, seed=0)
+        with pytest.raises(cr.InputError, match=message):
+            posterior.predict(X[:, 0])
+        assert posterior.predict(X[:, 0].unsqueeze(1)).mean.shape == (8,)
+    # Rows of several inputs are tried on the network.
+    with pytest.raises(cr.InputError, match=r"x: the network cannot take rows of x \(\) float32"):
+        cr.MAP(steps=2, compile=False).fit(build(), seed=0).predict(X[0])
+
+
+def test_layers_that_act_on_the_last_axis_take_any_number_of_axes():
+    posterior = cr.MAP(steps=2, compile=False).fit(
+        build(net=nn.Linear(3, 3), likelihood=Categorical(), data=(X, LABELS))
+    )
+    expected = posterior.predict(X).mean
+    assert torch.allclose(posterior.predict(X.reshape(2, 4, 3)).mean.reshape(8, 3), expected)
+
+
+def test_predict_takes_sequences_of_other_lengths_than_the_fit():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.layer(x.unsqueeze(-1)).mean(1)
+
+    posterior = cr.MAP(steps=2, compile=False).fit(build(net=Pooled()), seed=0)
+    assert posterior.predict(torch.ones(4, 7)).mean.shape == (4,)

@@ -39,6 +39,8 @@ TAIL = """
 | ScriptModule, torch.export | pass the Python module that was scripted, traced or exported |
 | complex parameters | real and imaginary parts as two real parameters, joined in forward |
 | quantised layers after random ones | `random=` selects layers after them; or the network before quantisation |
+| mixes rows | `batch_first=True`; `dim=-1` instead of 0; statistics of the data as constants |
+| loses the axis of a single row | `.squeeze(-1)` instead of `.squeeze()` |
 | classes on axis 1 | `Categorical(axis=1)` |
 | rows of different lengths | pad them and pass lengths or a mask as a second input: `data=((padded, lengths), y)` |
 """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_integer
 from credibly.core.html import fact_table
-from credibly.core.inputs import Inputs, map_inputs, tensors_of
+from credibly.core.inputs import Inputs, in_order, map_inputs, tensors_of
 from credibly.core.placement import placement
 from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows
 from credibly.core.stream import BoundStream, needs_memory
@@ -185,7 +185,8 @@ class Problem(Reducible):
 
         Rows without weights, as (x, y), weigh 1 each.
         """
-        sets = [self.rows, *(Rows(*some) for some in more)]
+        names = list(self.x) if isinstance(self.x, dict) else []
+        sets = [self.rows, *(Rows(in_order(some[0], names), *some[1:]) for some in more)]
         columns = [[t for _, t in tensors_of(some.x)] for some in sets]
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)

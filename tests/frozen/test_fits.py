@@ -146,3 +146,59 @@ def test_posteriors_can_be_pickled(name):
     again = pickle.loads(pickle.dumps(posterior))
     assert again.model.frozen is not None
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+
+
+class Scaled(nn.Module):
+    """Two inputs of one shape: the frozen body takes one, the head the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, a, scale):
+        return self.head(self.body(a)) * scale[:, :1]
+
+
+@pytest.fixture
+def scaled():
+    torch.manual_seed(0)
+    x = {"a": X, "scale": torch.rand(30, 4)}
+    return problem(Scaled(), x, random="head.*"), x
+
+
+@pytest.mark.parametrize("name", ["map", "laplace", "dropout"])
+def test_inputs_by_name_may_come_in_any_order(name, scaled):
+    given, x = scaled
+    settings = {"insert": "head"} if name == "dropout" else {}
+    posterior = cr.METHODS[name](steps=20, compile=False, **settings).fit(given, seed=0)
+    assert posterior.model.frozen is not None
+    turned = {"scale": x["scale"], "a": x["a"]}
+    expected = posterior.predict(x).mean
+    assert torch.equal(posterior.predict(turned).mean, expected)
+    rows = [{"scale": x["scale"][i], "a": x["a"][i]} for i in range(30)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=30)
+    assert torch.allclose(posterior.predict(loader).mean, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["map", "dropout"])
+def test_inputs_with_other_names_or_without_names_are_refused(name, scaled):
+    given, x = scaled
+    settings = {"insert": "head"} if name == "dropout" else {}
+    posterior = cr.METHODS[name](steps=2, compile=False, **settings).fit(given, seed=0)
+    with pytest.raises(cr.InputError, match="x: has no 'scale'. Pass 'a', 'scale', as in the problem"):
+        posterior.predict({"a": x["a"]})
+    with pytest.raises(cr.InputError, match="x: has 'mask', which the problem does not have"):
+        posterior.predict({**x, "mask": x["a"]})
+    with pytest.raises(cr.InputError, match="x must be a dict of 2 tensors, as in the fit, got a tuple of 2"):
+        posterior.predict((x["scale"], x["a"]))
+
+
+def test_further_rows_are_joined_by_name(scaled):
+    given, x = scaled
+    given.reduced()
+    joined = given.with_rows(({"scale": x["scale"], "a": x["a"]}, given.y))
+    assert torch.equal(joined.x["a"], torch.cat([x["a"], x["a"]]))
+    assert torch.equal(joined.x["scale"], torch.cat([x["scale"], x["scale"]]))
+    for old, new in zip(given.features.values(), joined.features.values(), strict=True):
+        assert torch.allclose(new[30:], old, atol=1e-6)

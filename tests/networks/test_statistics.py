@@ -6,6 +6,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import randn
+from credibly.networks.layout import Layout
 from credibly.networks.statistics import folded
 
 X = randn(40, 3)
@@ -103,6 +104,21 @@ class TestFromTrained:
         # The mode of the noise is near the root mean square of the residuals: its prior is worth a row or so of 40.
         found = float(posterior.predict(X).aleatoric.sqrt()[0])
         assert found == pytest.approx(float(residual.square().mean().sqrt()), rel=0.1)
+
+    @pytest.mark.parametrize(
+        "wrapper",
+        [nn.DataParallel, torch.compile, lambda net: nn.Sequential(torch.compile(net[0]), *net[1:])],
+        ids=["DataParallel", "compile", "inside"],
+    )
+    def test_the_modules_inside_wrappers_are_used(self, wrapper):
+        nets = [trained(seed) for seed in range(2)]
+        expected = cr.DeepEnsemble.from_trained(nets, (X, Y), LIKELIHOOD).draws
+        # One network may be wrapped and the other not.
+        found = cr.DeepEnsemble.from_trained([wrapper(nets[0]), nets[1]], (X, Y), LIKELIHOOD)
+        assert torch.equal(found.draws, expected)
+        point = cr.MAP.from_trained(wrapper(nets[0]), (X, Y), LIKELIHOOD)
+        assert torch.equal(point.draws[0], expected[0])
+        assert torch.equal(Layout(nets[0]).read(wrapper(nets[0])), Layout(nets[0]).read(nets[0]))
 
     def test_frozen_parameters_stay_fixed_where_they_are_equal(self):
         nets = [nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(2)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,17 @@ def tensors_of(x: Inputs) -> list[tuple[str, Tensor]]:
     if isinstance(x, dict):
         return [(f"x[{name!r}]", value) for name, value in x.items()]
     return [(f"x[{i}]", value) for i, value in enumerate(x)]
+
+
+def in_order(x: Inputs, names: Sequence[str]) -> Inputs:
+    """Return inputs by name in the given order, other inputs as they are. Raise if names are missing or unknown."""
+    if not isinstance(x, dict) or list(x) == list(names):
+        return x
+    missing, unknown = ([k for k in a if k not in b] for a, b in ((names, x), (x, names)))
+    if missing or unknown:
+        found = f"has no {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the problem does not have"
+        raise InputError("x", found, f"Pass {', '.join(repr(name) for name in names)}, as in the problem")
+    return {name: x[name] for name in names}
 
 
 def row_count(x: Inputs) -> int:

@@ -136,7 +136,7 @@ def example_rows(posterior: Posterior, x: Any) -> Inputs:
     """Return rows for the trace and the comparison, on the CPU: of x, or random ones in the shape of the inputs."""
     model = posterior.model
     if x is not None:
-        checked = model.layout.inputs(x, True)
+        checked = model.as_fitted(model.layout.inputs(x, True))
         rows = map_inputs(lambda t: t[:ROWS].cpu(), checked)
         short = ROWS - row_count(rows)
         return map_inputs(lambda t: torch.cat([t, t[:1].expand(short, *t.shape[1:])]), rows) if short else rows

@@ -16,6 +16,7 @@ from credibly.curvature.evidence import fit_own_parameters
 from credibly.errors import InputError
 from credibly.inference.method import Method, initial
 from credibly.likelihoods import Likelihood
+from credibly.networks.refusals import unwrapped
 from credibly.networks.statistics import folded
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
@@ -36,7 +37,7 @@ def trained_posterior(method: Method, nets: Sequence[nn.Module], data: Any, like
     for number, net in enumerate(nets):
         if not isinstance(net, nn.Module):
             raise InputError(f"nets[{number}]", f"must be a torch.nn.Module, got {type(net).__name__}")
-    settled = [folded(net) for net in nets]
+    settled = [folded(unwrapped(net)) for net in nets]
     random = _random(settled)
     problem = Problem(settled[0], data, likelihood, Normal(), random=random).reduced()
     layout = problem.layout

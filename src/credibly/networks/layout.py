@@ -19,7 +19,7 @@ from credibly.errors import InputError
 from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
-from credibly.networks.refusals import admit, settle
+from credibly.networks.refusals import admit, settle, unwrapped
 from credibly.networks.selection import (
     RANDOM,
     Patterns,
@@ -167,7 +167,7 @@ class Layout:
 
     def read(self, module: nn.Module) -> Tensor:
         """Return the random parameters of a module of the same architecture as a (network_dim,) vector."""
-        values = dict(module.named_parameters())
+        values = dict(unwrapped(module).named_parameters())
         blocks = [values[e.name].detach().reshape(-1).to(self.dtype) for e in self.entries if e.name not in self.extra]
         return torch.cat(blocks).to(self.device, self.dtype)
 

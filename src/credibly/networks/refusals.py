@@ -22,9 +22,7 @@ CHECKPOINT_FLAGS = ("gradient_checkpointing", "grad_checkpointing", "use_checkpo
 
 def admit(net: nn.Module) -> nn.Module:
     """Return the network inside wrappers such as DataParallel and torch.compile. Raise if no method can fit it."""
-    net = _unwrapped(net)
-    if any(_is_wrapper(part) for part in net.modules()):
-        net = _without_wrappers(net)
+    net = unwrapped(net)
     for name, part in net.named_modules():
         _check_part(f"{name!r} ({type(part).__name__})" if name else f"the network ({type(part).__name__})", part)
     for name, parameter in net.named_parameters():
@@ -33,6 +31,12 @@ def admit(net: nn.Module) -> nn.Module:
         found = "its parameters are on the meta device, where tensors have no values"
         raise InputError("net", found, "Give them values: net.to_empty(device=...) and load_state_dict")
     return net
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """Return the network inside wrappers such as DataParallel and torch.compile, which prefix parameter names."""
+    net = _inside(net)
+    return _without_wrappers(net) if any(_is_wrapper(part) for part in net.modules()) else net
 
 
 def settle(net: nn.Module) -> None:
@@ -66,7 +70,7 @@ def unchanged_buffers(net: nn.Module) -> Iterator[None]:
             )
 
 
-def _unwrapped(net: nn.Module) -> nn.Module:
+def _inside(net: nn.Module) -> nn.Module:
     while _is_wrapper(net):
         net = cast(nn.Module, net._orig_mod if hasattr(net, "_orig_mod") else net.module)
     return net
@@ -83,7 +87,7 @@ def _without_wrappers(net: nn.Module) -> nn.Module:
     for part in list(net.modules()):
         for name, child in list(part.named_children()):
             if _is_wrapper(child):
-                setattr(part, name, _unwrapped(child))
+                setattr(part, name, _inside(child))
     return net
 
 

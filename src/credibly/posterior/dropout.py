@@ -81,7 +81,7 @@ class DropoutPosterior(Posterior):
         With `grad`, results are differentiable in x; see `Posterior.predict`.
         """
         check_integer("passes", passes)
-        inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
+        inputs = self.model.as_fitted(to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True))
         inputs = attached(x, inputs) if grad else inputs
         inputs = inputs if self.model.frozen is None else self.model.frozen.features(inputs)
         return predictive_of(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)

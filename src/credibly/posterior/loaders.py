@@ -69,7 +69,7 @@ class LoaderRows:
             x = to_inputs(
                 inputs_of(item, self.model.row, self.target), host, self.model.layout.input_dtype, convert=True
             )
-            yield map_inputs(lambda t: t.to(device, non_blocking=True), x)
+            yield map_inputs(lambda t: t.to(device, non_blocking=True), self.model.as_fitted(x))
 
     def targets(self) -> Tensor | dict[str, Tensor]:
         """Return the targets of all rows, by name for several heads."""
