@@ -111,6 +111,10 @@ def test_evaluation_reads_by_the_conventions_of_the_run(fitted: tuple[Path, str]
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)["figures"]
     assert figures["rmse"] < 10_000
+    # The same errors as those of the predictions, which read the dates, and -999, as the fit did.
+    assert call("predict", fitted[0] / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv").exit_code == 0
+    wrong = read_table(tmp_path / "p.csv")["mean"].to_numpy() - read_table(tmp_path / "new.csv")["price"].to_numpy()
+    assert figures["rmse"] == pytest.approx(np.sqrt(np.mean(wrong**2)), rel=1e-5)
     run = TableRun.load(fitted[0] / "run")
     x, _ = run.model.preparation.transform(
         read_table(tmp_path / "new.csv", conventions=run.model.preparation.conventions)

@@ -181,6 +181,14 @@ def record_batch(
     return next(_typed(iter([batch]), list(found), frozenset(numeric), ".", conventions))
 
 
+def table_batch(
+    table: pa.Table, numeric: Collection[str], conventions: Conventions = USUAL
+) -> tuple[pa.RecordBatch, Notes]:
+    """Return a table in memory as `batches` reads it from a typed file, with (row, note) for cells that do not fit."""
+    batch = pa.RecordBatch.from_pydict({name: whole_column(table, name) for name in table.column_names})
+    return next(_typed(iter([batch]), table.column_names, frozenset(numeric), ".", conventions))
+
+
 def _typed(
     stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str, conventions: Conventions
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:
