@@ -155,14 +155,23 @@ def _stream(
 
 
 def verbatim_batches(
-    path: str | os.PathLike[str], columns: Collection[str], rows: int = 65536, mine: tuple[int, int] = (0, 1)
+    path: str | os.PathLike[str],
+    columns: Collection[str],
+    rows: int = 65536,
+    mine: tuple[int, int] = (0, 1),
+    *,
+    typed: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others."""
+    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others.
+
+    The cells of Excel workbooks and JSON lines are text unless `typed`, as is best for a copy in a file of text.
+    """
     source, wanted = source_of(path), list(columns)
     if source.suffix in TYPED:
         stream = typed_files.blocks(source, wanted, rows)
     elif source.suffix in RECORDS:
-        stream = iter(_records(source)[0].select(wanted).to_batches())
+        table = record_files.read_values(source, wanted) if typed else _records(source)[0].select(wanted)
+        stream = iter(table.to_batches())
     else:
         stream = csv_files.blocks(source, _dialect(source), wanted, missing=("",))
     first, step = mine
