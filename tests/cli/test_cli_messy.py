@@ -8,6 +8,7 @@ import datetime
 import json
 import lzma
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import pytest
 
 from credibly.cli.options import _names
 from credibly.errors import InputError
+from credibly.report.evaluated_rows import origin
+from credibly.report.recommendations import compare_command, refit_command
 from credibly.tables import TableRun
 from credibly.tables.config import read_config
 from credibly.tables.files.reading import read_table
+from credibly.tables.summarise import summarise_targets
 from own_tables import MAP, call, refused
 
 ROWS = 120
@@ -111,6 +115,10 @@ def test_evaluation_reads_by_the_conventions_of_the_run(fitted: tuple[Path, str]
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)["figures"]
     assert figures["rmse"] < 10_000
+    # The same errors as those of the predictions, which read the dates, and -999, as the fit did.
+    assert call("predict", fitted[0] / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv").exit_code == 0
+    wrong = read_table(tmp_path / "p.csv")["mean"].to_numpy() - read_table(tmp_path / "new.csv")["price"].to_numpy()
+    assert figures["rmse"] == pytest.approx(np.sqrt(np.mean(wrong**2)), rel=1e-5)
     run = TableRun.load(fitted[0] / "run")
     x, _ = run.model.preparation.transform(
         read_table(tmp_path / "new.csv", conventions=run.model.preparation.conventions)
@@ -133,6 +141,29 @@ def test_the_configuration_reproduces_the_run(fitted: tuple[Path, str], tmp_path
     assert first.figures == second.figures
     assert first.model.preparation.used == second.model.preparation.used
     assert first.model.preparation.conventions == second.model.preparation.conventions
+
+
+def test_recommended_commands_hold_out_the_same_rows(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    words = ("--na", "-999", "--group", "customer", "--drop", "fee,age", "--task", "regression", "--weight", "rate")
+    table = put(tmp_path / "my house.csv", [{**row, "rate": 1 + i % 3} for i, row in enumerate(house(ROWS, 0))])
+    done = call("compare", table, "--target", "price", *words, "--methods", "map", "--set", "map.steps=30",
+                "--seed", "3", "--no-baseline", "--out", tmp_path / "c")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    run = TableRun.load(tmp_path / "c" / "map")
+    # Prices tell the rows of the stored file apart.
+    customer = {float(row["price"][1:].replace(",", "")): row["customer"] for row in house(ROWS, 0)}
+    unseen = {customer[price] for price in run.rows()[0]["price"].to_pylist()}
+    assert 0 < len(unseen) < 12
+    assert len(run.rows()[0]) == sum(one in unseen for one in customer.values())
+    (facts,) = summarise_targets(run)
+    for command in (compare_command(facts), refit_command(facts)):
+        said = shlex.split(command)
+        assert said[2:5] == ["my house.csv", "--target", "price"]
+        for option, value in zip(words[::2], words[1::2]):
+            assert said[said.index(option) + 1] == value
+    assert "together with all rows of the same customer" in origin(facts)
+    plain = summarise_targets(TableRun.load(fitted[0] / "run"))[0]
+    assert plain.options == ("--na", "-999")
 
 
 def test_a_date_is_no_target(tmp_path: Path) -> None:

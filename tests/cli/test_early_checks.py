@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from credibly.cli.options import CHOICES
 from own_tables import call, names, refused
 
 # (arguments, a word of the message)
@@ -23,6 +24,15 @@ REFUSALS = (
     (("fit", "t.csv", "--target", "y", "--out", "folder"), "already exists"),
     (("fit", "t.csv", "--target", "y", "--seed", "-1"), "--seed must be an integer from 0"),
     (("fit", "t.csv", "--target", "y", "--holdout", "1.5"), "--holdout must be a fraction"),
+    (
+        ("fit", "t.csv", "--target", "y", "--tune", "foo"),
+        "--tune must be one of 'folds', 'none', 'rows', 'evidence', got 'foo'",
+    ),
+    (("fit", "t.csv", "--target", "y", "--task", "foo"), "--task must be one of 'auto', 'regression'"),
+    (("fit", "t.csv", "--target", "y", "--class-weight", "foo"), "--class-weight must be"),
+    (("fit", "t.csv", "--target", "y", "--transform", "foo"), "--transform must be"),
+    (("fit", "t.csv", "--target", "y", "--inputs", "foo"), "--inputs must be"),
+    (("compare", "t.csv", "--target", "y", "--task", "foo"), "--task must be"),
     (("fit", "--config", "nope.toml"), "--config: no such file"),
     (("fit", "--config", "folder"), "--config: 'folder' is a folder"),
     (("fit", "--config", "c.toml"), "no such file: 'gone.csv'"),
@@ -103,6 +113,20 @@ def test_refused_before_torch_is_imported(place):
         assert said in err, (words, err)
         assert err.count("\n") == 1, (words, err)
     assert names(place) == before
+
+
+def test_choices_are_those_of_the_library():
+    from credibly.predictive import transforms
+    from credibly.tables import config
+    from credibly.tables.columns import scaling
+
+    assert {
+        "--task": ("auto", *config.TASKS),
+        "--class-weight": config.CLASS_WEIGHTS,
+        "--transform": ("auto", *transforms.CHOICES),
+        "--inputs": ("auto", *scaling.KINDS),
+        "--tune": config.TUNED,
+    } == CHOICES
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to this user")

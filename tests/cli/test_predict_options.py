@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 from decimal import Decimal
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -140,6 +142,57 @@ class TestKeep:
             first, second = out.read_text().splitlines()[1:3]
             assert first.startswith(f'{2**60},2024-01-01,0.50,"Bern",true,')
             assert second.startswith(f"{2**60 + 1},2024-01-02,1.50,,false,")
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "xlsx"])
+    def test_types_of_json_lines_and_workbooks(self, house, tmp_path, suffix):
+        extra = {
+            "id": [*range(2**53 - 9, 2**53), None],
+            "ok": [True, False, None, True, False] * 2,
+            "share": [0.1, 2.0, None, 1e300, -3.5] * 2,
+            "mixed": [1, 2.5] * 5,
+            "code": ["007", "x", None, "1.50", "true"] * 2,
+            "words": [1, "a", True, None, "b"] * 2,
+            "huge": [10**30] * 10,
+        }
+        columns = diabetes(10) | extra
+        rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+        table = tmp_path / f"new.{suffix}"
+        if suffix == "jsonl":
+            table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        else:
+            extra |= {"day": [datetime.datetime(2024, 1, 1 + i, 9) for i in range(10)]}
+            extra.pop("huge")
+            book = openpyxl.Workbook()
+            for row in ([*columns, "day"], *zip(*columns.values(), extra["day"])):
+                book.active.append([cell if not isinstance(cell, int) or cell < 1e20 else None for cell in row])
+            book.save(table)
+        text = {
+            "words": [None if v is None else str(v).lower() for v in columns["words"]],
+            "huge": ["1" + "0" * 30] * 10,
+        }
+        expected = extra | {name: cells for name, cells in text.items() if name in extra}
+        kept = ",".join(extra)
+        found = pq.read_table(predicted(house, table, tmp_path / "p.parquet", "--keep", kept))
+        assert {name: found[name].to_pylist() for name in extra} == expected
+        lines = predicted(house, table, tmp_path / "p.jsonl", "--keep", kept).read_text().splitlines()
+        for k, line in enumerate(map(json.loads, lines)):
+            for name, cells in expected.items():
+                cell = str(cells[k]) if name == "day" else cells[k]
+                assert line[name] == cell
+                assert isinstance(line[name], bool) == isinstance(cell, bool)
+        sheet = openpyxl.load_workbook(predicted(house, table, tmp_path / "p.xlsx", "--keep", kept)).active
+        assert [sheet.cell(k + 2, 1).value for k in range(10)] == extra["id"]
+        assert [sheet.cell(k + 2, 2).value for k in range(10)] == extra["ok"]
+        # A copy in a file of text is as before.
+        first = predicted(house, table, tmp_path / "p.csv", "--keep", "id,ok,share,code").read_text().splitlines()[1]
+        assert first.replace('"', "").startswith(f"{2**53 - 9},true,0.1,007,")
+
+    def test_dates_of_a_parquet_file_are_text_in_json(self, house, tmp_path):
+        days = pa.array([datetime.date(2024, 1, 1 + i) for i in range(10)])
+        made = pa.table({**{k: pa.array(v) for k, v in diabetes(10).items()}, "day": days})
+        pq.write_table(made, tmp_path / "new.parquet")
+        out = predicted(house, tmp_path / "new.parquet", tmp_path / "p.jsonl", "--keep", "day")
+        assert json.loads(out.read_text().splitlines()[1])["day"] == "2024-01-02"
 
     def test_many_blocks_and_processes_keep_the_order(self, house, tmp_path, new, monkeypatch):
         from credibly.tables import model

@@ -234,6 +234,29 @@ def test_bounds_stay_within_the_range_of_a_transformed_target():
     assert float(Bands.of(new).at(-200.0).min()) < 0
 
 
+def test_bounds_of_proportions_stay_within_0_and_1():
+    likelihood = cr.likelihoods.Beta(precision=200.0, margin=0.005, squeeze=True)
+
+    def world(rows, seed):
+        return predictive(3 + 0.3 * normal(seed, 8, rows, 1), likelihood)
+
+    p, new, y = world(60, 0), world(10, 5), torch.rand(60, generator=stream(3), dtype=torch.float64)
+    for score in ("pit", "cqr"):
+        lower, upper = CalibratedPredictive(new, calibrate(p, y, settings=Settings(score=score))).interval(0.9)
+        assert 0 <= float(lower.min()) <= float(upper.max()) <= 1
+        assert bool((upper > lower).all())
+    assert float(Bands.of(new).at(-200.0).min()) < 0
+    assert float(Bands.of(new).at(200.0).max()) > 1
+
+
+def test_quantiles_of_proportions_are_not_rounded_past_the_ends():
+    outputs = torch.linspace(-12, 12, 200).reshape(1, -1, 1)
+    found = predictive(outputs, cr.likelihoods.Beta(precision=5.0, margin=0.05, squeeze=True))
+    lower, upper = found.interval(0.9)
+    assert float(lower.min()) == 0
+    assert float(upper.max()) == 1
+
+
 def test_many_draws_are_thinned():
     many = gaussian(0.3 * normal(0, 1500, 20), 1.0)
     one, other = (

@@ -83,6 +83,14 @@ def test_bounds_of_folds_are_order_statistics():
     assert torch.allclose(found, expected, atol=1e-9)
 
 
+def test_a_lower_bound_is_no_negative_time():
+    known, time, _ = censored_world(99, 3, False)
+    new = predictive(normal(4, 1, 7, 1), cr.likelihoods.Survival(scale=2.0, unit=1.0, squeeze=True))
+    # Events long before they were expected.
+    bound = CalibratedPredictive(new, calibrate(known, time * 1e-12)).lower_bound(0.9)
+    assert float(bound.min()) == 0
+
+
 def two_targets(rows, seed):
     """Two targets with dependent, heavy-tailed errors of different size, and a model that knows neither."""
     z = normal(seed, rows, 2)

@@ -155,5 +155,18 @@ def test_a_frame_is_predicted_like_a_file(place):
         model.predict(frame, {"level": 0.9})
 
 
+def test_a_frame_is_read_by_the_conventions_of_the_run(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)})
+    frame["y"] = frame.a + frame.b
+    frame.loc[::6, "a"] = -999
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    words = (*FIT[:2], "--method", "map", "--set", "steps=20", "--na", "-999", "--holdout", "0.2", "--quiet")
+    assert call("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "run", *words).exit_code == 0
+    model = RunModel(tmp_path / "run")
+    blank = frame.replace(-999, np.nan)
+    pd.testing.assert_frame_equal(model.predict(frame), model.predict(blank))
+
+
 def test_the_commands_are_listed():
     assert {"export", "card"} <= {command.name for command in app.registered_commands}

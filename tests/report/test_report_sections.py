@@ -10,6 +10,7 @@ import pytest
 
 from credibly import report
 from credibly.report.class_findings import COST_RATIOS, metrics_by_class
+from credibly.report.evaluated_rows import origin
 from credibly.tables.effects import Effect
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.importance import ColumnImportance, Importance
@@ -121,3 +122,22 @@ def test_warnings_and_choices():
     assert section.table.rows == (("scale 3", -1.0, "–", "chosen"), ("scale 1", -1.2, 0.1, ""))
     assert "Chosen: scale 3" in section.text[0]
     check_self_contained(report.render(report.fit_page(shown)))
+
+
+@NO_DRAWING
+def test_groups_and_times_are_named_with_the_rows_and_the_guarantee():
+    promise = {"level": 0.9, "measured": 0.9, "rows": 100, "kind": "cross-conformal"}
+    facts = dataclasses.replace(facts_of("diabetes", "ensemble"), guarantee=promise, on="cross-validated")
+    assert "by a fit to other rows." in origin(facts)
+    assert "customers" in section_of(facts, "The coverage guarantee").text[0]
+    grouped = dataclasses.replace(facts, group="clinic")
+    assert "by a fit to rows with other values of clinic." in origin(grouped)
+    words = section_of(grouped, "The coverage guarantee").text[0]
+    assert "for values of clinic that the fit has not seen" in words
+    assert "without new customers" not in words
+    timed = dataclasses.replace(facts, time="day", on="held-out")
+    assert "the latest by day, that were held out" in origin(timed)
+    refitted = origin(dataclasses.replace(timed, refitted=True))
+    assert "the latest by day, predicted by a fit to the earlier ones." in refitted
+    assert "latest by day" in section_of(timed, "The coverage guarantee").text[0]
+    assert "predicted by a fit to the others." in origin(dataclasses.replace(facts, on="held-out", refitted=True))

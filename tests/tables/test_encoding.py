@@ -157,6 +157,13 @@ def test_columns_that_are_neither_numbers_nor_categories():
         encode(X, ["new"])
     with pytest.raises(cr.InputError, match="'day' holds dates"):
         encode(X.assign(day=pd.Timestamp("2020-01-01")))
+    # Also beside numbers alone, which numpy cannot promote to one dtype with dates.
+    numbers, model = X[["size", "rooms"]], regressor()
+    with pytest.raises(cr.InputError, match="'day' holds dates"):
+        model.fit(numbers.assign(day=pd.Timestamp("2020-01-01", tz="UTC")), price(X))
+    model.fit(numbers, price(X))
+    with pytest.raises(cr.InputError, match="'rooms' holds dates"):
+        model.predict(numbers.assign(rooms=pd.Timedelta("1h")))
 
 
 # -- estimators -------------------------------------------------------------------------------------------------------

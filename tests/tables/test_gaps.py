@@ -7,6 +7,7 @@ import torch
 from pyarrow import csv
 
 import credibly as cr
+from credibly.conformal.labels import uniforms
 from credibly.likelihoods import Gaussian
 from credibly.predictive.base import Predictive
 from credibly.tables import Config, TableRun, fit_table, prepare
@@ -168,6 +169,19 @@ def test_completions_are_encoded_as_complete_rows_are(kind):
     for s in range(25):
         encoded = torch.from_numpy(np.float64(scaling(completed[:, s])))
         assert torch.allclose(p.functions()[s].squeeze(-1), encoded @ source.weights[s], rtol=0, atol=1e-6)
+
+
+def test_the_random_number_of_a_row_does_not_depend_on_gaps_in_other_rows():
+    x, linear = gappy(), Linear(30)
+    alone = uniforms(linear.predict(ROWS[:1]).x, 7)
+    together = predict_gaps(linear.predict, x, Donors(ROWS[40:]))
+    assert torch.equal(uniforms(together.x, 7)[:1], alone)
+    some = torch.tensor([0, 5, 6])
+    assert torch.equal(uniforms(together.subset(some).x, 7), uniforms(together.x, 7)[some])
+    # Nor on the donors: the same row with a gap, among others.
+    fewer = predict_gaps(linear.predict, x[5:7], Donors(ROWS[60:]))
+    assert torch.equal(uniforms(fewer.x, 7), uniforms(together.x, 7)[5:7])
+    assert len(uniforms(together.x, 7).unique()) == len(x)
 
 
 def test_segments():

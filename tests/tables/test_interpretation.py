@@ -57,6 +57,9 @@ def test_a_column_with_its_own_decimal_mark_is_read_so_in_every_file(tmp_path: P
     assert notes == []
     assert read_table(new, conventions=known.conventions)["a"].to_pylist() == [2001.0, 3500.0]
     assert read_table(new)["a"].to_pylist() == [2.001, 3.5]
+    # Also beside more stray cells than the training table may have.
+    new = put(tmp_path, {"a": ["2.001", "soon"], "y": ["1.5", "2.5"]}, "new.csv")
+    assert read_table(new, conventions=known.conventions)["a"].to_pylist() == [2001.0, None]
 
 
 def test_thousands_in_a_file_with_decimal_commas(tmp_path: Path) -> None:

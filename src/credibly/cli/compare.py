@@ -15,7 +15,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import check_folder, format_number, open_in_browser, print_table, print_wrapped, to_json
-from credibly.cli.early_checks import check_fit, check_numbers
+from credibly.cli.early_checks import check_choices, check_fit, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.fit import describe_table
 from credibly.cli.output import echo, in_markup
@@ -42,10 +42,13 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    class_weight: options.ClassWeight = None,
     transform: options.Transform = None,
     order: options.Order = None,
     event: options.Event = None,
     na: options.Na = None,
+    group: options.Group = None,
+    time: options.Time = None,
     holdout: options.HeldOut = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -89,10 +92,13 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "class_weight": class_weight,
         "transform": transform,
         "order": order,
         "event": event,
         "na": na,
+        "group": group,
+        "time": time,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -104,6 +110,7 @@ def run(
     with handle_errors(shared=True):
         check_fit(table, target, config)
         check_numbers(seed, holdout)
+        check_choices(task=task, class_weight=class_weight, transform=transform)
         if is_leader():
             _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)

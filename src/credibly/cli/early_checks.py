@@ -10,8 +10,9 @@ import os
 import tomllib
 from pathlib import Path
 
+from credibly.cli.options import CHOICES
 from credibly.cli.processes import is_distributed, is_restarted
-from credibly.core.checks import check_integer, is_real
+from credibly.core.checks import check_choice, check_integer, is_real
 from credibly.core.files import is_occupied
 from credibly.errors import InputError
 from credibly.storage.replacing import recover
@@ -106,6 +107,14 @@ def _check_writable(folder: Path) -> None:
         raise InputError("--out", f"{os.fspath(folder)!r} is a file", "Choose another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError("--out", f"the folder {os.fspath(folder)!r} is not writable", "Choose another one")
+
+
+def check_choices(**given: str | None) -> None:
+    """Raise if an option with fixed choices, by the name of its parameter, is none of them."""
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is not None:
+            check_choice(option, value, CHOICES[option])
 
 
 def check_numbers(seed: int | None = None, holdout: float | None = None) -> None:

@@ -41,7 +41,7 @@ def run(
         header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
-        rows = read_table(table, text=known.text_names)
+        rows = read_table(table, text=known.text_names, conventions=known.conventions)
         usable = known.usable_rows(rows)
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")

@@ -12,7 +12,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import open_in_browser, print_wrapped, to_json
-from credibly.cli.early_checks import check_fit, check_numbers, check_output_folder
+from credibly.cli.early_checks import check_choices, check_fit, check_numbers, check_output_folder
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.output import echo
 from credibly.cli.processes import is_leader
@@ -106,6 +106,7 @@ def run(
     with handle_errors(shared=True):
         check_fit(table, target, config)
         check_numbers(seed, holdout)
+        check_choices(task=task, class_weight=class_weight, transform=transform, inputs=inputs, tune=tune)
         check_output_folder(out, force)
         wanted = config_from(config, given, settings)
         from credibly.tables.prepared import prepare

@@ -26,6 +26,16 @@ def _method_names() -> list[str]:
     return [name for file in files for name in _METHOD_NAME.findall(file.read_text(encoding="utf-8"))]
 
 
+# Choices of options, in the order in which the library lists them: importing it would take seconds.
+CHOICES = {
+    "--task": ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival"),
+    "--class-weight": ("balanced",),
+    "--transform": ("auto", "none", "log", "log1p", "power", "logit"),
+    "--inputs": ("auto", "standard", "quantile", "categories"),
+    "--tune": ("folds", "none", "rows", "evidence"),
+}
+
+
 def _complete(choices: tuple[str, ...], incomplete: str) -> list[str]:
     """Return the choices that start with what has been typed so far."""
     return [choice for choice in choices if choice.startswith(incomplete)]
@@ -56,13 +66,11 @@ def _method_list(incomplete: str) -> list[str]:
 
 
 def _tasks(incomplete: str) -> list[str]:
-    return _complete(
-        ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival"), incomplete
-    )
+    return _complete(CHOICES["--task"], incomplete)
 
 
 def _transforms(incomplete: str) -> list[str]:
-    return _complete(("none", "log", "log1p", "power", "logit"), incomplete)
+    return _complete(CHOICES["--transform"], incomplete)
 
 
 def _noises(incomplete: str) -> list[str]:
@@ -70,11 +78,11 @@ def _noises(incomplete: str) -> list[str]:
 
 
 def _rules(incomplete: str) -> list[str]:
-    return _complete(("folds", "evidence", "rows", "none"), incomplete)
+    return _complete(CHOICES["--tune"], incomplete)
 
 
 def _inputs(incomplete: str) -> list[str]:
-    return _complete(("auto", "standard", "quantile", "categories"), incomplete)
+    return _complete(CHOICES["--inputs"], incomplete)
 
 
 def _names(table: Path) -> list[str]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, row_count, tensors_of
+from credibly.core.inputs import Inputs, row_count, row_key, tensors_of
 
 # Shifts by multiples of the golden ratio are spread evenly over [0, 1].
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -35,7 +35,8 @@ def uniforms(x: Inputs, seed: int, event: tuple[int, ...] = ()) -> Tensor:
     """
     key = int(seed).to_bytes(8, "little")
     # As bytes, which every dtype has.
-    columns = [t.detach().cpu().reshape(len(t), -1).contiguous().view(torch.uint8).numpy() for _, t in tensors_of(x)]
+    parts = [t for _, t in tensors_of(row_key(x))]
+    columns = [t.detach().cpu().reshape(len(t), -1).contiguous().view(torch.uint8).numpy() for t in parts]
     found = np.empty(row_count(x))
     for row in range(len(found)):
         digest = hashlib.blake2b(key, digest_size=8)

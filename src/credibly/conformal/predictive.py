@@ -129,7 +129,8 @@ class GuaranteedPredictive(Predictive):
             lower = torch.where(empty, torch.floor(lower), inner[0]).clamp_min(0)
             upper = torch.where(empty, torch.ceil(upper), inner[1]).clamp_min(0)
         least, most = _range_of(self.likelihood)
-        lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
+        # A line beyond the nodes may leave the range with both bounds.
+        lower, upper = (torch.minimum(torch.maximum(bound, least), most) for bound in (lower, upper))
         crossed, middle = lower > upper, 0.5 * (lower + upper)
         device = tensors_of(self.x)[0][1].device
         dtype = self.bayesian.subset(torch.zeros(1, dtype=torch.int64)).quantile(0.5).dtype
@@ -332,10 +333,11 @@ def joint_scores(scores: Tensor) -> Tensor:
 
 
 def _range_of(likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-    """Return the ends of the range of y in the caller's layout: finite ones where y is a bounded function of z."""
+    """Return the ends of the range of y in the caller's layout: those of the likelihood, or of y as a function of z."""
     found = likelihood.increasing()
     ends = torch.tensor([[-FARTHEST], [FARTHEST]], dtype=torch.float64)
     if found is None or likelihood.axis != -1:
-        return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+        least, most = torch.tensor(likelihood.limits, dtype=torch.float64)
+        return least, most
     low, high = found[1](ends).cpu().unbind(0)
     return likelihood.restore(low.nan_to_num(-torch.inf)), likelihood.restore(high.nan_to_num(torch.inf))

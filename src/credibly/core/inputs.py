@@ -21,7 +21,18 @@ def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
         return function(x)
     if isinstance(x, dict):
         return {name: function(value) for name, value in x.items()}
-    return tuple(function(value) for value in x)
+    parts = tuple(function(value) for value in x)
+    # Named tuples keep their type, and with it their `row_key`.
+    return type(x)(*parts) if hasattr(x, "_fields") else parts
+
+
+def row_key(x: Inputs) -> Inputs:
+    """Return the tensors that identify a row: all of x, unless its type has a `row_key` of its own.
+
+    Inputs whose type depends on other rows of a block need one, so that a row has the same key in every block.
+    """
+    found: Inputs = getattr(x, "row_key", x)
+    return found
 
 
 def tensors_of(x: Inputs) -> list[tuple[str, Tensor]]:

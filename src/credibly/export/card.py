@@ -80,9 +80,12 @@ def _method(facts: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 
 def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    group, time = (facts["config"].get(key) for key in ("group", "time"))
+    it, they = ("it", "") if group is None else (f"any row of its {group}", f", nor any of their {group}")
+    they += "" if time is None else f", the latest by {time}"
     rows = {
-        "cross-validated": f"{facts['held_out']:,} rows, each predicted by a fit that has not seen it",
-        "held-out": f"{facts['held_out']:,} held-out rows that the fit behind the metrics has not seen",
+        "cross-validated": f"{facts['held_out']:,} rows, each predicted by a fit that has not seen {it}",
+        "held-out": f"{facts['held_out']:,} held-out rows that the fit behind the metrics has not seen{they}",
         "training": "training rows, which the fit has seen: these metrics are optimistic",
     }
     baseline = results.get("baseline") or {}

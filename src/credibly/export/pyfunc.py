@@ -8,6 +8,7 @@ from typing import Any
 
 from credibly.core.levels import LEVELS, check_levels
 from credibly.errors import InputError
+from credibly.tables.files.reading import table_batch
 from credibly.tables.guarantee import guaranteed
 from credibly.tables.run import TableRun
 
@@ -42,8 +43,11 @@ class RunModel:
         absent = model.preparation.missing_columns([str(name) for name in frame.columns])
         if len(absent) == len(model.preparation.names):
             raise InputError("frame", f"has none of the columns of the training data ({', '.join(absent[:5])})")
-        known = [name for name in model.preparation.names if name not in absent]
-        inputs = model.inputs(pa.Table.from_pandas(frame[known], preserve_index=False))[0]
+        prepared = model.preparation
+        table = pa.Table.from_pandas(
+            frame[[name for name in prepared.names if name not in absent]], preserve_index=False
+        )
+        inputs = model.inputs(table_batch(table, prepared.numeric_names, prepared.conventions)[0])[0]
         predictive = model.predict(inputs)
         promised = guaranteed(model, inputs, predictive)
         return pd.DataFrame(model.columns(predictive, levels, promised), index=frame.index)

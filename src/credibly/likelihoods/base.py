@@ -9,6 +9,7 @@ that axis again, so they always have the shape of the caller's y.
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Likelihood(PlainSettings, ABC):
     squeeze: bool = False
 
     support: ClassVar[str]  # "real", "time", "count", "binary" or "class"
+    limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)  # smallest and largest possible y
     ordered: ClassVar[bool] = True  # whether outcomes have quantiles
     # How noise depends on the own parameters: 1 if it grows with them, -1 if it falls, 0 if they are not noise levels.
     noise_sign: ClassVar[int] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -37,6 +38,7 @@ class NegativeBinomial(SharedParameter):
     unit: float | None = field(default=None, kw_only=True)
 
     support: ClassVar[str] = "count"
+    limits: ClassVar[tuple[float, float]] = (0.0, math.inf)
     shared: ClassVar[str] = "dispersion"
     default_prior: ClassVar[Normal] = Normal(scale=1.5, loc=-1.0)
 

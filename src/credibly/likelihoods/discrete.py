@@ -192,6 +192,7 @@ class Poisson(IndependentTargets):
     unit: float | None = field(default=1.0, kw_only=True)
 
     support: ClassVar[str] = "count"
+    limits: ClassVar[tuple[float, float]] = (0.0, math.inf)
 
     def __post_init__(self) -> None:
         if self.unit is not None:

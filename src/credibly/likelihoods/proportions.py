@@ -38,6 +38,7 @@ class Beta(SharedParameter):
     margin: float | None = field(default=None, kw_only=True)
 
     support: ClassVar[str] = "real"
+    limits: ClassVar[tuple[float, float]] = (0.0, 1.0)
     noise_sign: ClassVar[int] = -1
     shared: ClassVar[str] = "precision"
     default_prior: ClassVar[Normal] = Normal(scale=1.5, loc=2.0)

@@ -48,6 +48,7 @@ class Survival(SharedParameter):
     unit: float | None = field(default=None, kw_only=True)
 
     support: ClassVar[str] = "time"
+    limits: ClassVar[tuple[float, float]] = (0.0, math.inf)
     wide: ClassVar[bool] = True  # the mean of a draw with a large scale overflows float32
     shared: ClassVar[str] = "scale"
     default_prior: ClassVar[Normal] = Normal(scale=1.0, loc=-0.5)

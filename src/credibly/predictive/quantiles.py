@@ -42,7 +42,8 @@ def mixture_quantiles(
         return own
     if isinstance(likelihood, LocationScale) and likelihood.standard_variance() <= MAX_VARIANCE:
         return _by_halley(likelihood, output, extra, levels)
-    return _by_bracketing(likelihood, output, extra, levels)
+    # A root next to an end of the range may be rounded past it.
+    return _by_bracketing(likelihood, output, extra, levels).clamp(*likelihood.limits)
 
 
 def _by_halley(likelihood: LocationScale, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]) -> Tensor:

@@ -28,9 +28,10 @@ def count_of_rows(facts: FitSummary) -> str:
 def origin(facts: FitSummary) -> str:
     """Return a sentence on where the predictions behind the metrics come from."""
     n = len(facts.y)
+    others = f"to rows with other values of {facts.group}" if facts.group is not None else "to other rows"
     if facts.on == "cross-validated":
         return (
-            f"All metrics are cross-validated: each of the {n:,} rows is predicted by a fit to other rows. The fit "
+            f"All metrics are cross-validated: each of the {n:,} rows is predicted by a fit {others}. The fit "
             "that predicts new rows has used all of them."
         )
     if facts.on == "training":
@@ -39,9 +40,13 @@ def origin(facts: FitSummary) -> str:
         seen = "the table of the fit, which has seen most of them" if facts.evaluated == facts.table else ""
         seen = seen or f"which the fit has not seen, unless {facts.table} contains them"
         return f"All metrics are on {count_of_rows(facts)}, {seen}."
+    which = "" if facts.time is None else f", the latest by {facts.time}"
     if facts.refitted:
+        others = "the earlier ones" if facts.time is not None else others.removeprefix("to ")
+        others = "the others" if others == "other rows" else others
         return (
-            f"All metrics are on {n:,} rows, predicted by a fit to the others. The fit that predicts new rows has used "
-            "all of them."
+            f"All metrics are on {n:,} rows{which}, predicted by a fit to {others}. The fit that predicts new rows has "
+            "used all of them."
         )
-    return f"All metrics are on {n:,} rows that were held out of the fit."
+    kept = "" if facts.group is None else f", together with all rows of the same {facts.group}"
+    return f"All metrics are on {n:,} rows{which}{',' if which else ''} that were held out of the fit{kept}."

@@ -30,8 +30,7 @@ def guarantee_section(facts: FitSummary) -> Section | None:
     text: tuple[str, ...] = (
         f"The {what} are calibrated by {found.get('kind', 'conformal prediction')} on {rows:,} rows, which guarantees "
         f"their coverage on average over new rows. The guarantee is marginal: it holds over all rows together, not for "
-        "every group or every value of a column. It needs exchangeability: new rows that come from the same source as "
-        "these, without drift over time and without new customers, places or machines.",
+        f"every group or every value of a column. {_exchangeability(facts)}",
     )
     if facts.task == "survival":
         text += (
@@ -61,6 +60,26 @@ def guarantee_section(facts: FitSummary) -> Section | None:
         findings.append(f"All targets together, by the joint intervals: promised {level:.0%}, measured {together:.1%}.")
         marks.append("pass" if low <= together <= high else "warn")
     return Section("The coverage guarantee", text, findings=tuple(findings), marks=tuple(marks))
+
+
+def _exchangeability(facts: FitSummary) -> str:
+    """Return the sentences on which new rows the guarantee holds for, which depends on how rows were held out."""
+    if facts.group is not None:
+        return (
+            f"Rows with the same {facts.group} were held out together, so it is for values of {facts.group} that the "
+            f"fit has not seen. It needs exchangeability of these groups: new values of {facts.group} from the same "
+            "source, with about as many rows each, without drift over time. With few groups it is approximate."
+        )
+    if facts.time is not None:
+        return (
+            f"The rows are the latest by {facts.time}, predicted from earlier ones, so it is for rows that are as much "
+            "later than the fit as these were. It needs exchangeability with them: new rows from the same source, "
+            "without further drift and without new customers, places or machines."
+        )
+    return (
+        "It needs exchangeability: new rows that come from the same source as these, without drift over time and "
+        "without new customers, places or machines."
+    )
 
 
 def choices_section(facts: FitSummary) -> Section | None:

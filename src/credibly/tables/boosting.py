@@ -21,7 +21,6 @@ from credibly.tables.cells.parsing import finite, numbers, positions, texts, who
 from credibly.tables.columns.encoders import Categorical, Numeric
 from credibly.tables.preparation import Preparation
 from credibly.tables.prepared import Prepared
-from credibly.tables.targets.checks import weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -62,10 +61,13 @@ def boosting_of(prepared: Prepared) -> BoostingFit | None:
     known = prepared.preparation
     if known.task not in TASKS or len(known.targets) > 1 or not len(prepared.held_out):
         return None
-    config, table = prepared.config, prepared.table
-    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
+    table, weights = prepared.table, None
+    if prepared.data.weight is not None:
+        # Those of the fits: weights of rows times weights of classes.
+        weights = np.ones(table.num_rows)
+        weights[prepared.train] = prepared.data.weight
     splits = [(prepared.train, prepared.held_out)]
-    return fit_boosting(known, table, splits, weights=weights, seed=config.seed)
+    return fit_boosting(known, table, splits, weights=weights, seed=prepared.config.seed)
 
 
 def fit_boosting(

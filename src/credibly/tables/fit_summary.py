@@ -95,7 +95,9 @@ class FitSummary:
         effects: effect curves of the most important columns, with an output for each of several targets.
         target_importance: importance of the columns for each of several targets, in the summary of all of them.
         kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
-        options: options of `credibly fit` that describe the target, such as --event.
+        options: options of `credibly fit` that describe the data, such as --event and --group.
+        group: column whose groups stayed together when rows were held out; None for none.
+        time: column whose latest rows were held out; None for none.
     """
 
     table: str
@@ -136,6 +138,8 @@ class FitSummary:
     target_importance: tuple[Importance, ...] = ()
     kind: str = ""
     options: tuple[str, ...] = ()
+    group: str | None = None
+    time: str | None = None
 
     def __post_init__(self) -> None:
         if not self.kind:

@@ -25,6 +25,7 @@ from credibly.predictive.blocks import CACHE_VALUES
 from credibly.tables.cells.parsing import Notes
 from credibly.tables.files.parallel_writer import shared_writer
 from credibly.tables.files.reading import batches, header, verbatim_batches
+from credibly.tables.files.sources import WRITTEN_AS_TEXT
 from credibly.tables.missing.completed import predict_gaps
 from credibly.tables.missing.imputation import Donors
 from credibly.tables.prediction_columns import (
@@ -187,7 +188,8 @@ class TableModel:
         known, everyone = self.preparation, world.current()
         mine = everyone.rank, everyone.size
         own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
-        copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
+        typed = not os.fspath(out).lower().endswith(WRITTEN_AS_TEXT)
+        copies = verbatim_batches(table, kept, block_rows, mine, typed=typed) if kept else repeat(None)
         with shared_writer(out, everyone, force=force, excel_safe=excel_safe) as writer, world.alone():
             for (block, notes), copy in zip(own, copies):
                 inputs, more = self.inputs(block)

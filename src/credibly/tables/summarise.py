@@ -14,7 +14,6 @@ from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.one_target import one_target
 from credibly.tables.column_effects import column_effects, effects_of_target, guarantee_of
-from credibly.tables.config import Config
 from credibly.tables.fit_summary import Array, Candidate, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
@@ -128,7 +127,9 @@ def _summary(run: TableRun, rows: Table, on: str, inputs: Array, predictive: Pre
         posterior=model.posterior,
         view=_view(model, run.sample()),
         kind=model.preparation.task,
-        options=_options(run.config),
+        options=_options(run),
+        group=run.config.group,
+        time=run.config.time,
         baseline_density=constant_density(model.preparation, y, model.preparation.target_values(run.sample())),
         class_weight=run.config.class_weight,
         guarantee=None if on == "new" else guarantee_of(stored.get("guarantee"), len(y)),
@@ -144,12 +145,23 @@ def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
     return constant_metrics(model.preparation, likelihood, y, model.preparation.target_values(training))
 
 
-def _options(config: Config) -> tuple[str, ...]:
-    """Return the options of `credibly fit` that describe the target."""
-    options = [] if config.task in ("regression", "classification") else ["--task", config.task]
-    options += ["--transform", config.transform] if config.transform != "none" else []
-    options += ["--order", ",".join(config.order)] if config.order else []
-    return (*options, *(["--event", config.event] if config.event is not None else []))
+def _options(run: TableRun) -> tuple[str, ...]:
+    """Return the options of `fit` and `compare` that describe the data, unless they are defaults or inferred."""
+    config = run.config
+    inferred = run.facts.get("requested", {}).get("task", "auto") == "auto"
+    values = {
+        "--task": None if inferred and config.task in ("regression", "classification") else config.task,
+        "--transform": None if config.transform == "none" else config.transform,
+        "--order": ",".join(config.order),
+        "--event": config.event,
+        "--drop": ",".join(config.drop),
+        "--na": ",".join(config.na),
+        "--weight": config.weight,
+        "--class-weight": config.class_weight,
+        "--group": config.group,
+        "--time": config.time,
+    }
+    return tuple(word for option, value in values.items() if value for word in (option, value))
 
 
 def _network(recipe: Recipe, model: TableModel) -> str:

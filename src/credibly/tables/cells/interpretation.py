@@ -103,15 +103,17 @@ class _Learned:
         present = present.filter(pc.invert(is_placeholder(present)))
         # Most text columns end here: their cells have no digits and are not infinite.
         digits = pc.sum(pc.match_substring_regex(present, r"\d|(?i:inf)")).as_py() or 0
-        if len(present) - digits > min(STRAYS, STRAY_FRACTION * len(present)):
+        # A column that was numeric in the training table stays so, however many cells of this one are not numbers.
+        decided = name in self.known.decimals
+        if len(present) - digits > min(STRAYS, STRAY_FRACTION * len(present)) and not decided:
             return None
         mark = self.known.decimals.get(name) or number_formats.decimal_mark(present, self.decimal)
         good = int(number_formats.fits(present, mark).sum())
         strays = len(present) - good
-        if not good or strays > min(STRAYS, STRAY_FRACTION * len(present)):
+        if not decided and (not good or strays > min(STRAYS, STRAY_FRACTION * len(present))):
             return None
         remark = number_formats.describe_format(present, mark)
-        if self.typed and pc.all(pc.match_substring_regex(present, r"^\d+$")).as_py():
+        if self.typed and not decided and pc.all(pc.match_substring_regex(present, r"^\d+$")).as_py():
             return None
         if mark != self.decimal:
             self.decimals[name] = mark

@@ -52,8 +52,10 @@ class InputEncoder:
         return self
 
     def handles(self, X: Any) -> bool:
-        """Return whether X has to be read: there are categorical columns, and X is a table."""
-        return bool(self.codes) and (_is_frame(X) or (not issparse(X) and np.ndim(X) == 2))
+        """Return whether X has to be read: a table with categorical columns, or with dates, which are rejected."""
+        if not self.codes:
+            return _is_frame(X) and any(getattr(dtype, "kind", "O") in "mM" for dtype in X.dtypes)
+        return _is_frame(X) or (not issparse(X) and np.ndim(X) == 2)
 
     def read(self, X: Any) -> Array:
         """Return X with categories as codes and missing values as NaN, (N, P) float64."""

@@ -155,14 +155,23 @@ def _stream(
 
 
 def verbatim_batches(
-    path: str | os.PathLike[str], columns: Collection[str], rows: int = 65536, mine: tuple[int, int] = (0, 1)
+    path: str | os.PathLike[str],
+    columns: Collection[str],
+    rows: int = 65536,
+    mine: tuple[int, int] = (0, 1),
+    *,
+    typed: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others."""
+    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others.
+
+    The cells of Excel workbooks and JSON lines are text unless `typed`, as is best for a copy in a file of text.
+    """
     source, wanted = source_of(path), list(columns)
     if source.suffix in TYPED:
         stream = typed_files.blocks(source, wanted, rows)
     elif source.suffix in RECORDS:
-        stream = iter(_records(source)[0].select(wanted).to_batches())
+        table = record_files.read_values(source, wanted) if typed else _records(source)[0].select(wanted)
+        stream = iter(table.to_batches())
     else:
         stream = csv_files.blocks(source, _dialect(source), wanted, missing=("",))
     first, step = mine
@@ -179,6 +188,14 @@ def record_batch(
     found = record_files.record_columns(records, columns, numeric)
     batch = pa.RecordBatch.from_pydict(found or {"": pa.nulls(len(records))})
     return next(_typed(iter([batch]), list(found), frozenset(numeric), ".", conventions))
+
+
+def table_batch(
+    table: pa.Table, numeric: Collection[str], conventions: Conventions = USUAL
+) -> tuple[pa.RecordBatch, Notes]:
+    """Return a table in memory as `batches` reads it from a typed file, with (row, note) for cells that do not fit."""
+    batch = pa.RecordBatch.from_pydict({name: whole_column(table, name) for name in table.column_names})
+    return next(_typed(iter([batch]), table.column_names, frozenset(numeric), ".", conventions))
 
 
 def _typed(

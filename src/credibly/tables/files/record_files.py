@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -19,6 +19,17 @@ from credibly.tables.files.sources import Source, check_expansion
 
 # Types of cells in a numeric column that need no conversion from text; booleans count as words.
 _NUMBERS = (float, int, type(None))
+# Types in which copied columns are kept; other cells are kept as text.
+_KEPT = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    datetime.datetime: pa.timestamp("us"),
+    datetime.date: pa.date32(),
+    datetime.time: pa.time64("us"),
+}
+# Names, rows of cells, and remarks for the user.
+Cells: TypeAlias = tuple[list[str], Iterable[Iterable[Any]], tuple[str, ...]]
 INSTALL = 'pip install "credibly[excel]"'
 EXCEL_ROWS = 1 << 20
 
@@ -32,10 +43,39 @@ def read_text(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
 # Cached, since a prediction reads the header, the number of rows and the rows in separate calls.
 @lru_cache(maxsize=1)
 def _read_text(source: Source, _modified: int, _size: int) -> tuple[pa.Table, tuple[str, ...]]:
-    return _workbook(source) if source.suffix == ".xlsx" else (_json_lines(source), ())
+    names, columns, notes = _cells(source)
+    found = [pa.array([None if cell is None else _text(cell) for cell in cells], pa.string()) for cells in columns]
+    # Names are checked by the caller: a table may hold one twice.
+    return pa.Table.from_arrays(found, names=names), notes
 
 
-def _json_lines(source: Source) -> pa.Table:
+def read_values(source: Source, wanted: Sequence[str]) -> pa.Table:
+    """Return columns of a file with the types of their cells; as text where the cells of a column differ in type."""
+    names, columns, _ = _cells(source)
+    return pa.table({name: _values(columns[names.index(name)]) for name in wanted})
+
+
+def _cells(source: Source) -> tuple[list[str], list[list[Any]], tuple[str, ...]]:
+    """Return the names and the cells of the columns of a file, and remarks for the user."""
+    names, rows, notes = _workbook(source) if source.suffix == ".xlsx" else _json_lines(source)
+    columns: list[list[Any]] = [[] for _ in names]
+    for row in rows:
+        cells = list(row)[: len(names)]
+        for column, cell in zip(columns, cells + [None] * (len(names) - len(cells))):
+            column.append(cell)
+    return [name.strip() for name in names], columns, notes
+
+
+def _values(cells: list[Any]) -> pa.Array:
+    """Return the cells of a column in the type that all of them have, else as text."""
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if len(kinds) == 1 or kinds == {int, float}:
+        with suppress(pa.ArrowException, OverflowError):
+            return pa.array(cells, _KEPT.get(float if len(kinds) > 1 else kinds.pop(), pa.string()))
+    return pa.array([None if cell is None else _text(cell) for cell in cells], pa.string())
+
+
+def _json_lines(source: Source) -> Cells:
     """Read a file with a JSON object per line. The columns are the keys of all of them, in order of appearance."""
     records: list[dict[str, Any]] = []
     with source.open() as handle:
@@ -53,7 +93,7 @@ def _json_lines(source: Source) -> pa.Table:
                     raise _bad_line(source, number, f"has nested values in {key!r}")
             records.append(record)
     names = list(dict.fromkeys(name for record in records for name in record))
-    return _table(source, names, ([record.get(name) for name in names] for record in records))
+    return names, ([record.get(name) for name in names] for record in records), ()
 
 
 def record_columns(
@@ -98,7 +138,7 @@ def excel_library(argument: str, name: str) -> Any:
     return openpyxl
 
 
-def _workbook(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
+def _workbook(source: Source) -> Cells:
     """Read the first sheet with cells of an Excel workbook."""
     openpyxl = excel_library("table", source.name)
     handle = source.random_access()
@@ -134,18 +174,7 @@ def _workbook(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
     width = max(number for row in rows for number, cell in enumerate(row, 1) if cell is not None)
     names += [""] * (width - len(names))
     notes = (f"read from the sheet {title!r}, the first of {1 + len(others)}",) if others else ()
-    return _table(source, names[:width], rows[1:]), notes
-
-
-def _table(source: Source, names: list[str], rows: Iterable[Iterable[Any]]) -> pa.Table:
-    columns: list[list[str | None]] = [[] for _ in names]
-    for row in rows:
-        cells = list(row)[: len(names)]
-        for column, cell in zip(columns, cells + [None] * (len(names) - len(cells))):
-            column.append(None if cell is None else _text(cell))
-    names = [name.strip() for name in names]
-    # Names are checked by the caller: a table may hold one twice.
-    return pa.Table.from_arrays([pa.array(column, pa.string()) for column in columns], names=names)
+    return names[:width], rows[1:], notes
 
 
 def _text(cell: Any) -> str:
@@ -169,8 +198,10 @@ class JsonLinesWriter:
 
     def write_table(self, table: pa.Table) -> None:
         """Append rows."""
-        lines = [json.dumps({k: _finite(v) for k, v in row.items()}, ensure_ascii=False) for row in _rows(table)]
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        for row in _rows(table):
+            # Dates and the like as text.
+            line = json.dumps({k: _finite(v) for k, v in row.items()}, ensure_ascii=False, default=_text)
+            self._file.write(f"{line}\n".encode())
 
     def close(self) -> None:
         """Do nothing: the file belongs to the caller."""

@@ -24,8 +24,9 @@ RECORDS = (".jsonl", ".ndjson", ".xlsx")
 COMPRESSED = (".gz", ".bz2", ".xz")
 SUFFIXES = (*DELIMITED, *TYPED, *RECORDS, ".csv.gz", ".zip")
 KNOWN = f"{', '.join((*DELIMITED, *TYPED, *RECORDS))}, text also as .gz, .bz2 or .xz, or a .zip with one table"
-# Formats that can be written.
-WRITTEN = (".csv", ".tsv", ".csv.gz", ".parquet", ".feather", ".jsonl", ".xlsx")
+# Formats that can be written, first those without types.
+WRITTEN_AS_TEXT = (".csv", ".tsv", ".csv.gz")
+WRITTEN = (*WRITTEN_AS_TEXT, ".parquet", ".feather", ".jsonl", ".xlsx")
 # A zip member may claim this many times the size of its archive; beyond that it is refused if it is also this large.
 RATIO = 100
 LARGEST = 2 << 30

@@ -11,7 +11,7 @@ part of the epistemic uncertainty: knowing the missing value would remove it, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,22 @@ RUNS = 240
 # A posterior of fewer draws, such as a point estimate, repeats them, to average over this many completions.
 LEAST_DRAWS = 10
 
-# Inputs with any value in the gaps, the gaps (N, P), and donors (N, M).
-Gapped: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+class Gapped(NamedTuple):
+    """Inputs of rows with gaps.
+
+    Attributes:
+        values: encoded inputs, (N, P), NaN in the gaps.
+        donors: donors of each row, (N, M).
+    """
+
+    values: Tensor
+    donors: Tensor
+
+    @property
+    def row_key(self) -> Tensor:
+        """What identifies a row (see `core.inputs`): equal to the inputs of a block without gaps, for complete rows."""
+        return self.values
 
 
 def predict_gaps(
@@ -55,7 +69,7 @@ def predict_gaps(
     assert isinstance(values, Tensor)
     nearest = torch.from_numpy(donors.nearest(x)).to(values.device)
     encoded = missing[:, scaling.origins(x.shape[1])]
-    gapped: Gapped = (values, torch.from_numpy(encoded).to(values.device), nearest)
+    gapped = Gapped(values.masked_fill(torch.from_numpy(encoded).to(values.device), torch.nan), nearest)
     table = torch.from_numpy(scaling(donors.rows)).to(values)
     source = complete.source
     if source.count < LEAST_DRAWS:
@@ -75,11 +89,10 @@ class CompletedDraws:
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the outputs of draws start to stop, (stop - start, rows, ..., K)."""
-        values, missing, donors = x
-        assert isinstance(values, Tensor)
-        assert isinstance(missing, Tensor)
-        assert isinstance(donors, Tensor)
-        found = self.inner.outputs(values, start, stop, first_row)
+        assert isinstance(x, Gapped)
+        values, donors = x
+        missing = values.isnan()
+        found = self.inner.outputs(values.masked_fill(missing, 0.0), start, stop, first_row)
         rows = missing.any(1).nonzero()[:, 0]
         if not len(rows):
             return found
