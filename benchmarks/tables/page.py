@@ -121,8 +121,8 @@ def page(record: Record, results: Results, cache: Path) -> str:
         "## Goals\n",
         "\n".join(_goal_line(*goal) for goal in goals(results)),
         "![Difference of scores to every peer, and coverage, by table](tables.svg)",
-        "Mean ± standard error over the splits that a model was run on; the best in bold. Comparisons below and the goals "
-        "use the splits that both models have.\n",
+        "Mean ± standard error over the splits that a model was run on; the best in bold. Comparisons below and the "
+        "goals use the splits that both models have.\n",
         "## Log-likelihood per test row\n",
         by_table(results, regression + classes, "log_likelihood"),
     ]
