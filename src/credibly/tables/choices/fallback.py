@@ -20,6 +20,7 @@ from credibly.core.threads import torch_threads
 from credibly.inference.method import Method
 from credibly.methods import DeepEnsemble
 from credibly.posterior.base import Posterior
+from credibly.tables.choices.search import with_smaller_batch
 from credibly.tables.folds import fold_method
 from credibly.tables.model import TableModel
 from credibly.tables.prepared import Prepared
@@ -80,7 +81,8 @@ class FoldFits:
         prepared = self.prepared
         fitted, predicted = self._splits[fold]
         if fold not in self.posteriors:
-            problem, method = prepared.problem_of(fitted), _shorter(prepared.method)
+            problem = prepared.problem_of(fitted)
+            method = with_smaller_batch(_shorter(prepared.method), problem.n)
             with torch_threads(threads_for(problem, method)):
                 self.posteriors[fold] = method.fit(problem, seed=prepared.config.seed, progress=False)
         others, model = prepared.data.at(predicted), TableModel(prepared.preparation, self.posteriors[fold])

@@ -20,6 +20,8 @@ import torch
 
 from credibly.core.threads import torch_threads
 from credibly.errors import InputError, TrainingError
+from credibly.inference.method import Method
+from credibly.methods import DeepEnsemble
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
 from credibly.tables.choices.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
@@ -116,7 +118,14 @@ def choose(
         if candidate not in tried:
             values, known = np.empty(0), np.empty(0) if rival is None else tried[rival]
             for split in splits:
-                values = np.concatenate([values, _densities(candidate, part, *split, seed)])
+                try:
+                    found = _densities(candidate, part, *split, seed)
+                except InputError:
+                    # Such as a transform of the target that these rows do not allow.
+                    if rival is None:
+                        raise
+                    found = np.full(len(split[1]), -np.inf)
+                values = np.concatenate([values, found])
                 if rival is not None and _clearly_worse(values, known[: len(values)]):
                     break
             tried[candidate] = values
@@ -256,8 +265,7 @@ def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, se
     own, others = data.at(fitted), data.at(predicted)
     try:
         posterior, restore, encode = fit_rows(short, own, seed)
-    except (TrainingError, InputError):
-        # Such as a transform of the target that these rows do not allow, or training that diverged.
+    except TrainingError:
         return np.full(len(predicted), -np.inf)
     inputs = torch.from_numpy(np.ascontiguousarray(encode(others.x), np.float32))
     values: Array = restore(posterior.predict(inputs)).log_prob(torch.from_numpy(others.y)).double().numpy()
@@ -290,9 +298,17 @@ def fit_rows(
     problem = recipe.problem(
         encode(data.x), y, sample_weight=data.weight, classes=data.classes, seed=seed, numeric=data.numeric
     )
-    method = recipe.fitter(problem.n, problem.layout.dim)
+    method = with_smaller_batch(recipe.fitter(problem.n, problem.layout.dim), problem.n)
     with torch_threads(threads_for(problem, method)):
         return method.fit(problem, seed=seed, progress=False), restore, encode
+
+
+def with_smaller_batch(method: Method, rows: int) -> Method:
+    """Return an ensemble whose batches are no larger than what validation leaves of the given number of rows."""
+    if not isinstance(method, DeepEnsemble) or method.batch_size is None:
+        return method
+    left = max(1, rows - round(rows * method.validation))
+    return dataclasses.replace(method, batch_size=min(method.batch_size, left))
 
 
 def _unchanged(predictive: Predictive) -> Predictive:

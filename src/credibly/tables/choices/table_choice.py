@@ -144,7 +144,8 @@ def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
         reason = f"HMC is slow for {given.task if given.task != 'regression' else 'Student noise'}"
     members, longest = (10, LONGEST) if rows <= MANY else (5, LONGEST_OF_MANY)
     epochs = max(30, min(200, longest * BATCH // rows))
-    # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation.
+    # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation. The
+    # search fits to fewer rows still, with smaller batches.
     fewest = min((len(fitted) for fitted, _ in prepared.splits), default=rows)
     batch = min(BATCH, max(1, 4 * fewest // 5))
     settings = {
