@@ -9,8 +9,12 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 import credibly as cr
 from credibly.tables import Config, prepare, tuning
+from credibly.tables.choices import search
+from credibly.tables.choices.fallback import FoldFits, compare
+from credibly.tables.choices.search import Rowset, choose
 from credibly.tables.config import read_config
 from credibly.tables.recipe import Recipe
+from credibly.tables.splitting import Rows
 from credibly.tables.tuning import tune
 from own_tables import call, refused, write
 
@@ -155,3 +159,37 @@ def test_columns_that_are_no_weights_are_refused(tmp_path, weight, change, messa
     with pytest.raises(cr.InputError, match=message):
         prepare(Config(str(table), "y", weight=weight))
     refused(call("fit", table, "--target", "y", "--weight", weight, "--out", tmp_path / "run"), "--weight")
+
+
+def test_the_search_by_folds_weighs_rows(monkeypatch):
+    """Quantiles predict rows of weight 0.1 far better, those of weight 1 a little worse, and those of weight 0 never."""
+    weights = np.tile([1.0, 0.1, 0.0], 100)
+
+    def densities(recipe, data, fitted, predicted, seed):
+        change = np.select([weights[predicted] == 1, weights[predicted] > 0], [-0.2, 1.0], -np.inf)
+        noise = 0.1 * np.random.default_rng(0).normal(size=len(predicted))
+        return -1 + (change + noise if recipe.inputs == "quantile" else 0 * noise)
+
+    monkeypatch.setattr(search, "_densities", densities)
+    x = np.random.default_rng(0).exponential(size=(300, 1)).astype(np.float32)
+    recipe = Recipe(hidden=(4,), method="hmc", noise="learned")
+    fixed = ("noise", "prior_scale", "transform")
+    chosen = {}
+    for name, weight in (("weighted", weights), ("equal", np.where(weights > 0, 1.0, 0.0))):
+        best, candidates = choose(recipe, Rowset(x, x[:, 0], (0,), Rows(300), weight), fixed=fixed)
+        chosen[name] = best.inputs, candidates[1].score
+    # Weighted: (-0.2 + 0.1 * 1.0) / 1.1 = -0.09 nats; equal: (-0.2 + 1.0) / 2 = 0.4 nats.
+    assert chosen == {
+        "weighted": ("standard", pytest.approx(-1.09, abs=0.05)),
+        "equal": ("quantile", pytest.approx(-0.6, abs=0.05)),
+    }
+
+
+def test_chains_and_an_ensemble_are_compared_by_weighted_rows(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    weights = np.tile([1.0, 0.01], 60)
+    table = write({"x": rng.normal(size=120), "y": rng.normal(size=120), "w": weights}, tmp_path / "t.csv")
+    fits = FoldFits(prepare(Config(str(table), "y", weight="w", method="map", tune="none")))
+    gains = iter([np.where(weights[predicted] == 1, 1.0, -9.0) for _, predicted in fits._splits[:3]])
+    monkeypatch.setattr(FoldFits, "densities", lambda self, fold: next(gains) if self is not fits else 0.0)
+    assert compare(fits, FoldFits(fits.prepared)).difference == pytest.approx((1 - 0.09) / 1.01, abs=0.05)

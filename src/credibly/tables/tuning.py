@@ -27,6 +27,7 @@ from credibly.errors import TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
 from credibly.problem import Problem
 from credibly.tables.recipe import Recipe
+from credibly.tables.weighted_scores import standard_error, weighted_mean
 
 Array = npt.NDArray[Any]
 _Rows = tuple[Array, Array, Array | None]
@@ -113,7 +114,7 @@ def tune(
     def score_of(candidate: Recipe) -> _Score:
         if rule == "rows":
             values = np.concatenate([_validate(candidate, rows, order, classes, seed) for order in splits])
-            found = _Score(float(np.average(values, weights=validated)), _error(values, validated), values)
+            found = _Score(weighted_mean(values, validated), standard_error(values, validated), values)
         else:
             found = _evidence(candidate, _at(rows, some), classes, seed, structure)
         trials.append(Trial(candidate.noise, candidate.scale, found.score, found.error, candidate.hidden))
@@ -148,7 +149,7 @@ def _clearly_better(new: _Score, old: _Score, rows: float, weight: Array | None)
     """Return whether the richer noise model is clearly better."""
     if new.values is not None and old.values is not None:
         gain = new.values - old.values
-        return bool(np.average(gain, weights=weight) > _error(gain, weight))
+        return weighted_mean(gain, weight) > standard_error(gain, weight)
     return (new.score - old.score) * rows > max(math.log(3), 2 * rows * math.hypot(new.error, old.error))
 
 
@@ -200,15 +201,3 @@ def _evidence(recipe: Recipe, rows: _Rows, classes: int | None, seed: int, struc
 
 def _scaled(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(w * factor)) for w in hidden)
-
-
-def _error(values: Array, weight: Array | None = None) -> float:
-    """Return the standard error of the mean, weighted if there are weights."""
-    n = len(values)
-    if n < 2:
-        return float("inf")
-    if weight is None:
-        return float(values.std(ddof=1) / np.sqrt(n))
-    fraction = weight / weight.sum()
-    squares = (fraction * (values - (fraction * values).sum())) ** 2
-    return float(np.sqrt(squares.sum() * n / (n - 1)))

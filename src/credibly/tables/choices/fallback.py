@@ -20,12 +20,13 @@ from credibly.core.threads import torch_threads
 from credibly.inference.method import Method
 from credibly.methods import DeepEnsemble
 from credibly.posterior.base import Posterior
-from credibly.tables.choices.search import with_smaller_batch
+from credibly.tables.choices.batches import with_smaller_batch
 from credibly.tables.folds import fold_method
 from credibly.tables.model import TableModel
 from credibly.tables.prepared import Prepared
 from credibly.tables.splitting import folds_of
 from credibly.tables.threads import threads_for
+from credibly.tables.weighted_scores import standard_error, weighted_mean
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +91,11 @@ class FoldFits:
         finite: Array = np.clip(np.nan_to_num(values.reshape(len(predicted), -1).sum(-1), nan=LEAST), LEAST, None)
         return finite
 
+    def weight(self, folds: int) -> Array | None:
+        """Return the weights of the rows that the first folds leave out; None for ones."""
+        weight = self.prepared.data.weight
+        return None if weight is None else weight[np.concatenate([rows for _, rows in self._splits[:folds]])]
+
     def for_final_fit(self) -> dict[int, Posterior]:
         """Return the fits that those to the folds of the final fit would repeat; none if rows have missing cells."""
         same = len(self.prepared.splits) > 1 and self.prepared.data.gaps is None
@@ -102,10 +108,13 @@ class FoldFits:
 
 
 def compare(chains: FoldFits, ensemble: FoldFits, folds: int = FOLDS) -> Comparison:
-    """Compare how fits to some folds of the table predict the other rows."""
+    """Compare how fits to some folds of the table predict the other rows, by weighted means if rows have weights."""
     gain = np.concatenate([ensemble.densities(fold) - chains.densities(fold) for fold in range(folds)])
-    error = float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else 0.0
-    return Comparison(float(gain.mean()), error)
+    weight = chains.weight(folds)
+    if weight is not None and weight.any():
+        gain, weight = gain[weight > 0], weight[weight > 0]
+    error = standard_error(gain, weight) if len(gain) > 1 else 0.0
+    return Comparison(weighted_mean(gain, weight), error)
 
 
 def _shorter(method: Method) -> Method:
