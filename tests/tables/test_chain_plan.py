@@ -213,6 +213,13 @@ class TestFallback:
         assert sorted(ours.for_final_fit()) == [0, 1, 2]
         assert not theirs.for_final_fit()
 
+    def test_later_rows_are_one_comparison(self, table):
+        """With times there is one split instead of folds."""
+        config = Config(str(table), "y", time="a", method="map", hidden=(), tune="none", settings={"steps": 5})
+        fits, others = FoldFits(prepare(config)), FoldFits(prepare(config))
+        assert compare(fits, others) == Comparison(0.0, 0.0)
+        assert sorted(fits.posteriors) == [0]
+
     def test_fits_to_folds_are_those_of_the_final_fit(self, table, tmp_path):
         chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
         fits = FoldFits(chains)

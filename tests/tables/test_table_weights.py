@@ -162,7 +162,7 @@ def test_columns_that_are_no_weights_are_refused(tmp_path, weight, change, messa
 
 
 def test_the_search_by_folds_weighs_rows(monkeypatch):
-    """Quantiles predict rows of weight 0.1 far better, those of weight 1 a little worse, and those of weight 0 never."""
+    """Quantiles predict rows of weight 0.1 far better, those of weight 1 a little worse, of weight 0 never."""
     weights = np.tile([1.0, 0.1, 0.0], 100)
 
     def densities(recipe, data, fitted, predicted, seed):

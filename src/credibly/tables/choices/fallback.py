@@ -77,6 +77,11 @@ class FoldFits:
     prepared: Prepared
     posteriors: dict[int, Posterior] = field(default_factory=dict)
 
+    @property
+    def splits(self) -> int:
+        """Number of fits that there can be."""
+        return len(self._splits)
+
     def densities(self, fold: int) -> Array:
         """Return log predictive densities, in the units of the target, of the rows that a fold leaves out."""
         prepared = self.prepared
@@ -108,7 +113,11 @@ class FoldFits:
 
 
 def compare(chains: FoldFits, ensemble: FoldFits, folds: int = FOLDS) -> Comparison:
-    """Compare how fits to some folds of the table predict the other rows, by weighted means if rows have weights."""
+    """Compare how fits to some folds of the table predict the other rows, by weighted means if rows have weights.
+
+    A table with times has one split, into earlier and later rows, which takes the place of all folds.
+    """
+    folds = min(folds, chains.splits)
     gain = np.concatenate([ensemble.densities(fold) - chains.densities(fold) for fold in range(folds)])
     weight = chains.weight(folds)
     if weight is not None and weight.any():
