@@ -123,9 +123,9 @@ def validated(recipe, x, y):
     """Return the values that the score of the first candidate is the mean of, by the same splits."""
     rng = np.random.default_rng([0, 0x7E5])
     some = rng.permutation(len(x))
-    splits = [rng.permutation(some) for _ in range(tuning.SPLITS)]
+    splits = tuning._splits(Rows(len(x)), some, rng)
     rows, first = (x, y, np.full(len(x), 2.0)), tuning.dataclasses.replace(recipe, prior_scale=tuning.SCALES[0])
-    return np.concatenate([tuning._validate(first, rows, order, None, 0) for order in splits])
+    return np.concatenate([tuning._validate(first, rows, *split, None, 0) for split in splits])
 
 
 def columns():

@@ -171,11 +171,12 @@ def _tuned(prepared: Prepared, rule: str, progress: Progress | None) -> Prepared
         prepared.preparation.scaling(data.x),
         prepared.preparation.standardise(data.y),
         sample_weight=data.weight,
+        respected=data.rows,
         rule=rule,
         classes=data.classes,
         seed=config.seed,
         scale=config.prior_scale is None,
-        noise=config.noise in ("auto", "learned"),
+        noise=config.noise == "auto",
         width=rule == "evidence",
         progress=progress,
     )
