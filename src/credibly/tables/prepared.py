@@ -33,7 +33,7 @@ from credibly.tables.missing.imputation import training_inputs
 from credibly.tables.missing.training_gaps import TrainingGaps, completed_inputs
 from credibly.tables.preparation import Preparation
 from credibly.tables.recipe import Recipe
-from credibly.tables.splitting import Rows, folds_of, held_out_split
+from credibly.tables.splitting import Rows, folds_of, held_out_split, requested_split
 from credibly.tables.targets.checks import check_column, weight_column
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
     if refit:
         splits = _splits(config, rows)
     else:
-        kept, left = held_out_split(rows, HELD_OUT if config.holdout is None else config.holdout, config.seed)
+        split = held_out_split if config.holdout is None else requested_split
+        kept, left = split(rows, HELD_OUT if config.holdout is None else config.holdout, config.seed)
         train, held_out, rows = usable[kept], usable[left], rows.at(kept)
     preparation = _preparation(config, table, known.task, train)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
@@ -250,7 +251,7 @@ def _splits(config: Config, rows: Rows) -> tuple[tuple[Array, Array], ...]:
     if config.holdout == 0:
         return ()
     if config.holdout is not None:
-        return (held_out_split(rows, config.holdout, config.seed),)
+        return (requested_split(rows, config.holdout, config.seed),)
     if rows.count > MANY and rows.groups is None:
         return (held_out_split(rows, MANY_HELD_OUT, config.seed),)
     if rows.count < FEW or config.method not in ("auto", *CROSS_VALIDATED):
