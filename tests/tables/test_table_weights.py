@@ -145,6 +145,14 @@ def test_a_column_of_the_table_weighs_its_rows(tmp_path):
     assert read_config(tmp_path / "run" / "config.toml")["weight"] == "v"
 
 
+def test_a_row_without_a_target_needs_no_weight(tmp_path):
+    values = columns()
+    values["y"], values["v"] = [*map(str, Y[:-1]), ""], [*map(str, COUNTS[:-1]), ""]
+    prepared = prepare(Config(str(write(values, tmp_path / "table.csv")), "y", weight="v", method="map"))
+    assert len(prepared.train) == 39
+    assert prepared.data.weight.tolist() == COUNTS[:-1].tolist()
+
+
 @pytest.mark.parametrize(
     "weight, change, message",
     [

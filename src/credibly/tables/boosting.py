@@ -63,7 +63,7 @@ def boosting_of(prepared: Prepared) -> BoostingFit | None:
     if known.task not in TASKS or len(known.targets) > 1 or not len(prepared.held_out):
         return None
     config, table = prepared.config, prepared.table
-    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
+    weights = None if config.weight is None else weight_column(table, config.weight, known.usable_rows(table))
     splits = [(prepared.train, prepared.held_out)]
     return fit_boosting(known, table, splits, weights=weights, seed=config.seed)
 

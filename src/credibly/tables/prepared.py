@@ -34,7 +34,7 @@ from credibly.tables.missing.training_gaps import TrainingGaps, completed_inputs
 from credibly.tables.preparation import Preparation
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows, folds_of, held_out_split, requested_split
-from credibly.tables.targets.checks import check_column, weight_column
+from credibly.tables.targets.checks import check_column, target_names, weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -170,10 +170,10 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
             "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
         )
     table = _read(config) if table is None else table
-    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     _check_roles(config, table.column_names)
     known = _preparation(config, table, config.task)
     usable = known.usable_rows(table)
+    weights = None if config.weight is None else weight_column(table, config.weight, usable)
     rows = _rows(config, table, known, usable)
     train, held_out = usable, usable[:0]
     splits: tuple[tuple[Array, Array], ...] = ()
@@ -228,15 +228,16 @@ def _preparation(config: Config, table: Table, task: str, rows: Array | None = N
 
 
 def _check_roles(config: Config, names: list[str]) -> None:
-    """Raise if a column of the split does not exist or has two roles."""
+    """Raise if a column of weights or of the split does not exist, or is a target too."""
     if config.group is not None and config.time is not None:
         raise InputError("--time", "cannot be given with --group", "Pass the one that new rows will differ by")
-    for option, name in (("--group", config.group), ("--time", config.time)):
+    targets = target_names(config.target, names)
+    for option, name in (("--weight", config.weight), ("--group", config.group), ("--time", config.time)):
         if name is None:
             continue
         check_column(option, name, names)
-        if name == config.target:
-            raise InputError(option, f"{name!r} is the target")
+        if name in targets:
+            raise InputError(option, f"{name!r} is {'the' if len(targets) == 1 else 'a'} target")
 
 
 def _rows(config: Config, table: Table, known: Preparation, usable: Array) -> Rows:
