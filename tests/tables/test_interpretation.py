@@ -143,7 +143,7 @@ def test_one_stray_cell_in_a_small_table(tmp_path: Path, numbers: list[str], str
 
 
 def test_codes_of_a_typed_file_stay_text_beside_a_word(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"code": [*(f"{i:03d}" for i in range(20)), "none left"]}), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"code": [*(f"{i:03d}" for i in range(120)), "none left"]}), tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet")["code"].type == pa.string()
 
 
