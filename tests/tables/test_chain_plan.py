@@ -13,6 +13,7 @@ import credibly as cr
 from credibly.errors import InputError
 from credibly.likelihoods import HeteroscedasticGaussian
 from credibly.tables.choices import chain_plan, search, table_choice
+from credibly.tables.choices.array_table import ArrayTable, ArrayTargets
 from credibly.tables.choices.chain_plan import ChainPlan, plan_chains
 from credibly.tables.choices.fallback import Comparison, FoldFits, compare
 from credibly.tables.choices.search import MANY, UNSTOPPED, Rowset, choose
@@ -212,6 +213,13 @@ class TestFallback:
         assert sorted(ours.for_final_fit()) == [0, 1, 2]
         assert not theirs.for_final_fit()
 
+    def test_later_rows_are_one_comparison(self, table):
+        """With times there is one split instead of folds."""
+        config = Config(str(table), "y", time="a", method="map", hidden=(), tune="none", settings={"steps": 5})
+        fits, others = FoldFits(prepare(config)), FoldFits(prepare(config))
+        assert compare(fits, others) == Comparison(0.0, 0.0)
+        assert sorted(fits.posteriors) == [0]
+
     def test_fits_to_folds_are_those_of_the_final_fit(self, table, tmp_path):
         chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
         fits = FoldFits(chains)
@@ -255,6 +263,41 @@ class TestRacing:
 
 
 LONG = {"members": 2, "epochs": 30, "schedule": "constant", "validation": 0.1, "patience": 5, "batch_size": 64}
+
+
+class TestSmallTables:
+    """The search trains on 0.675 of the rows, fewer than the fits that the batch size is chosen for."""
+
+    def start(self, x, y, task):
+        data = Rowset(x, y, (0, 1), Rows(len(x)))
+        config = Config("X", "y", task=task, method="ensemble", hidden=(4,), settings={"members": 1, "epochs": 2})
+        recipe, _ = starting_recipe(ArrayTable(config, data, ArrayTargets.of(task, y)))
+        return recipe, data
+
+    @pytest.mark.parametrize("task", ["regression", "counts"])
+    def test_batches_fit_into_the_rows_that_a_candidate_trains_on(self, monkeypatch, task):
+        monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 1, "epochs": 2, "patience": 2})
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(120, 2)).astype(np.float32)
+        recipe, data = self.start(x, rng.poisson(3, 120).astype(np.float64), task)
+        assert recipe.settings["batch_size"] == 96
+        _, candidates = choose(recipe, data)
+        assert len(candidates) > 2
+        assert all(math.isfinite(one.score) for one in candidates)
+
+    def test_invalid_settings_of_the_starting_candidate_are_reported(self, monkeypatch):
+        monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 1, "epochs": 2, "patience": 2})
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(60, 2)).astype(np.float32)
+        recipe, data = self.start(x, x[:, 0].astype(np.float64), "regression")
+        wrong = {**recipe.settings, "validation": 0.999}
+        with pytest.raises(InputError, match="validation must leave rows"):
+            choose(dataclasses.replace(recipe, settings=wrong), data)
+
+    def test_the_ensemble_that_is_compared_with_chains_has_smaller_batches(self, table):
+        settings = {"members": 1, "epochs": 1, "batch_size": 100, "validation": 0.1}
+        config = Config(str(table), "y", method="ensemble", hidden=(), tune="none", holdout=0.0, settings=settings)
+        assert np.isfinite(FoldFits(prepare(config)).densities(0)).all()
 
 
 class TestSmooth:

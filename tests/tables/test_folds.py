@@ -136,6 +136,11 @@ class TestGroupsAndTimes:
             (("--time", "one"), ("--time", "is the same in all rows")),
             (("--time", "b", "--group", "b"), ("--time", "cannot be given with --group")),
             (("--group", "y"), ("--group", "is the target")),
+            (("--target", "y,b", "--group", "b"), ("--group", "'b' is a target")),
+            (("--target", "y,b", "--time", "b"), ("--time", "'b' is a target")),
+            (("--target", "y,b", "--weight", "b"), ("--weight", "'b' is a target")),
+            (("--time", "late"), ("--time", "'late' holds 'soon' in row 4.")),
+            (("--time", "count"), ("--time", "'count' holds 'x' in row 2, and no time in 2 rows in all")),
             (("--tune", "luck"), ("--tune", "must be one of")),
             (("--inputs", "luck"), ("--inputs", "must be one of")),
         ],
@@ -143,7 +148,14 @@ class TestGroupsAndTimes:
     def test_bad_input_leaves_nothing_behind(self, tmp_path, options, words):
         rng = np.random.default_rng(0)
         table = write(
-            {"b": rng.normal(size=60), "one": np.ones(60), "a text": ["x", "z"] * 30, "y": rng.normal(size=60)},
+            {
+                "b": rng.normal(size=60),
+                "one": np.ones(60),
+                "a text": ["x", "z"] * 30,
+                "late": [*(f"2024-01-{k:02d}" for k in (1, 2, 3)), "soon", *["2024-02-01"] * 56],
+                "count": ["0", "x", *map(str, range(2, 59)), ""],
+                "y": rng.normal(size=60),
+            },
             tmp_path / "t.csv",
         )
         refused(call("fit", table, "--target", "y", "--out", tmp_path / "run", *options), *words)

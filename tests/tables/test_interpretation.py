@@ -116,12 +116,38 @@ def test_a_stray_cell_is_missing_and_named_by_its_row(tmp_path: Path) -> None:
     assert note in Preparation.fit(table, "y").notes
 
 
-@pytest.mark.parametrize("count, strays, numeric", [(400, 3, True), (400, 4, False), (199, 2, False), (200, 2, True)])
+@pytest.mark.parametrize(
+    "count, strays, numeric", [(400, 3, True), (400, 4, False), (199, 2, False), (200, 2, True), (60, 2, False)]
+)
 def test_how_many_stray_cells_a_numeric_column_may_have(tmp_path: Path, count: int, strays: int, numeric: bool) -> None:
     cells = [*counted("{}", count - strays), *["odd", "strange", "weird", "queer"][:strays]]
     table = read_table(put(tmp_path, {"n": cells, "y": counted("{}.5", count)}))
     assert pa.types.is_floating(table["n"].type) == numeric
     assert len(conventions_of(table).notes) == strays * numeric
+
+
+@pytest.mark.parametrize(
+    "numbers, stray, numeric",
+    [
+        (counted("{}.5", 44), "error", True),
+        (counted("{}", 10), "x", True),
+        (counted("{}", 9), "x", False),
+        (["1", "2", "3"] * 15, "more", False),
+        (["0", "1"] * 30, "other", False),
+        (["7"] * 60, "none at all", False),
+    ],
+)
+def test_one_stray_cell_in_a_small_table(tmp_path: Path, numbers: list[str], stray: str, numeric: bool) -> None:
+    """It is missing among distinct numbers, and a category among few digits that repeat."""
+    table = read_table(put(tmp_path, {"x": [*numbers[:3], stray, *numbers[3:]], "y": counted("{}", len(numbers) + 1)}))
+    assert (table["x"].type == pa.float64()) == numeric
+    notes = (f"row 4: x = '{stray}' is not a number; treated as missing",) if numeric else ()
+    assert conventions_of(table).notes == notes
+
+
+def test_codes_of_a_typed_file_stay_text_beside_a_word(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"code": [*(f"{i:03d}" for i in range(120)), "none left"]}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet")["code"].type == pa.string()
 
 
 def test_dates_with_stray_cells_are_timestamps(tmp_path: Path) -> None:
@@ -225,4 +251,5 @@ def test_a_stream_reads_the_numbers_of_the_whole_file(
     parts = list(batches(path, numeric, numeric, rows=size, conventions=conventions_of(table).rules()))
     for name in numeric:
         assert [v for batch, _ in parts for v in batch.column(name).to_pylist()] == table[name].to_pylist()
-    assert not any(notes for _, notes in parts)
+    # A stray cell that is missing in the whole file is also noted in the stream.
+    assert sum(len(notes) for _, notes in parts) == len(conventions_of(table).notes)

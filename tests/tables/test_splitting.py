@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import credibly as cr
-from credibly.tables.splitting import FOLDS, LATEST, Rows, check_groups, folds_of, held_out_split
+from credibly.tables.config import Config
+from credibly.tables.prepared import prepare
+from credibly.tables.splitting import FOLDS, LATEST, Rows, check_groups, folds_of, held_out_split, requested_split
+from own_tables import write
 
 
 @given(rows=st.integers(FOLDS, 200), seed=st.integers(0, 2**40))
@@ -65,3 +70,34 @@ def test_one_time_cannot_be_split():
 def test_too_few_groups():
     with pytest.raises(cr.InputError, match=r"--group: 'customer' has 1 group in 10 rows, at least 5"):
         check_groups("--group", "customer", np.zeros(10))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=FOLDS, max_size=12),
+    fraction=st.floats(0.001, 0.2),
+    seed=st.integers(0, 2**40),
+    grouped=st.booleans(),
+)
+def test_a_holdout_that_is_too_small_is_refused_with_the_least_one(sizes, fraction, seed, grouped):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    rows = Rows(len(labels), groups=labels) if grouped else Rows(len(labels))
+    try:
+        assert len(requested_split(rows, fraction, seed)[1])
+    except cr.InputError as error:
+        assert not len(held_out_split(rows, fraction, seed)[1])
+        least = float(re.search(r"Pass at least ([\d.]+),", str(error))[1])
+        assert least > fraction
+        assert len(requested_split(rows, least, seed)[1])
+
+
+def test_holding_nothing_out_on_request():
+    assert not len(requested_split(Rows(20), 0.0, 0)[1])
+
+
+def test_a_small_holdout_of_a_table_is_refused_before_the_fit(tmp_path):
+    groups = np.repeat(np.arange(5), 20)
+    table = write({"x": np.arange(100.0) % 7, "g": groups, "y": np.arange(100.0) % 11}, tmp_path / "t.csv")
+    found = r"--holdout: 0\.05 would hold out none of 100 rows, whose groups stay together.*at least 0\.1,"
+    for refit in (True, False):
+        with pytest.raises(cr.InputError, match=found):
+            prepare(Config(str(table), "y", group="g", holdout=0.05, method="map"), refit=refit)

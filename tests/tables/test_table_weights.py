@@ -9,8 +9,12 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 import credibly as cr
 from credibly.tables import Config, prepare, tuning
+from credibly.tables.choices import search
+from credibly.tables.choices.fallback import FoldFits, compare
+from credibly.tables.choices.search import Rowset, choose
 from credibly.tables.config import read_config
 from credibly.tables.recipe import Recipe
+from credibly.tables.splitting import Rows
 from credibly.tables.tuning import tune
 from own_tables import call, refused, write
 
@@ -119,9 +123,9 @@ def validated(recipe, x, y):
     """Return the values that the score of the first candidate is the mean of, by the same splits."""
     rng = np.random.default_rng([0, 0x7E5])
     some = rng.permutation(len(x))
-    splits = [rng.permutation(some) for _ in range(tuning.SPLITS)]
+    splits = tuning._splits(Rows(len(x)), some, rng)
     rows, first = (x, y, np.full(len(x), 2.0)), tuning.dataclasses.replace(recipe, prior_scale=tuning.SCALES[0])
-    return np.concatenate([tuning._validate(first, rows, order, None, 0) for order in splits])
+    return np.concatenate([tuning._validate(first, rows, *split, None, 0) for split in splits])
 
 
 def columns():
@@ -141,6 +145,14 @@ def test_a_column_of_the_table_weighs_its_rows(tmp_path):
     assert read_config(tmp_path / "run" / "config.toml")["weight"] == "v"
 
 
+def test_a_row_without_a_target_needs_no_weight(tmp_path):
+    values = columns()
+    values["y"], values["v"] = [*map(str, Y[:-1]), ""], [*map(str, COUNTS[:-1]), ""]
+    prepared = prepare(Config(str(write(values, tmp_path / "table.csv")), "y", weight="v", method="map"))
+    assert len(prepared.train) == 39
+    assert prepared.data.weight.tolist() == COUNTS[:-1].tolist()
+
+
 @pytest.mark.parametrize(
     "weight, change, message",
     [
@@ -155,3 +167,37 @@ def test_columns_that_are_no_weights_are_refused(tmp_path, weight, change, messa
     with pytest.raises(cr.InputError, match=message):
         prepare(Config(str(table), "y", weight=weight))
     refused(call("fit", table, "--target", "y", "--weight", weight, "--out", tmp_path / "run"), "--weight")
+
+
+def test_the_search_by_folds_weighs_rows(monkeypatch):
+    """Quantiles predict rows of weight 0.1 far better, those of weight 1 a little worse, of weight 0 never."""
+    weights = np.tile([1.0, 0.1, 0.0], 100)
+
+    def densities(recipe, data, fitted, predicted, seed):
+        change = np.select([weights[predicted] == 1, weights[predicted] > 0], [-0.2, 1.0], -np.inf)
+        noise = 0.1 * np.random.default_rng(0).normal(size=len(predicted))
+        return -1 + (change + noise if recipe.inputs == "quantile" else 0 * noise)
+
+    monkeypatch.setattr(search, "_densities", densities)
+    x = np.random.default_rng(0).exponential(size=(300, 1)).astype(np.float32)
+    recipe = Recipe(hidden=(4,), method="hmc", noise="learned")
+    fixed = ("noise", "prior_scale", "transform")
+    chosen = {}
+    for name, weight in (("weighted", weights), ("equal", np.where(weights > 0, 1.0, 0.0))):
+        best, candidates = choose(recipe, Rowset(x, x[:, 0], (0,), Rows(300), weight), fixed=fixed)
+        chosen[name] = best.inputs, candidates[1].score
+    # Weighted: (-0.2 + 0.1 * 1.0) / 1.1 = -0.09 nats; equal: (-0.2 + 1.0) / 2 = 0.4 nats.
+    assert chosen == {
+        "weighted": ("standard", pytest.approx(-1.09, abs=0.05)),
+        "equal": ("quantile", pytest.approx(-0.6, abs=0.05)),
+    }
+
+
+def test_chains_and_an_ensemble_are_compared_by_weighted_rows(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    weights = np.tile([1.0, 0.01], 60)
+    table = write({"x": rng.normal(size=120), "y": rng.normal(size=120), "w": weights}, tmp_path / "t.csv")
+    fits = FoldFits(prepare(Config(str(table), "y", weight="w", method="map", tune="none")))
+    gains = iter([np.where(weights[predicted] == 1, 1.0, -9.0) for _, predicted in fits._splits[:3]])
+    monkeypatch.setattr(FoldFits, "densities", lambda self, fold: next(gains) if self is not fits else 0.0)
+    assert compare(fits, FoldFits(fits.prepared)).difference == pytest.approx((1 - 0.09) / 1.01, abs=0.05)

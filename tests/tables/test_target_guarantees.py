@@ -125,6 +125,31 @@ def test_sets_of_classes_have_an_exact_and_a_given_coverage(tmp_path):
     assert facts["measured_given"] >= right.mean() > 0.93
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_group_with_nearly_all_rows_leaves_too_few_to_measure_coverage(labels, tmp_path):
+    """Outside the fold of the 100 rows there are 8, and a coverage of 90 % needs 9; together they are enough."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=108)
+    y = np.where(x + rng.normal(size=108) > 0, "high", "low") if labels else 2 * x + rng.normal(size=108)
+    groups = np.repeat(list("abcde"), [100, 2, 2, 2, 2])
+    pyarrow.parquet.write_table(pa.table({"x": x, "y": y, "g": groups}), tmp_path / "t.parquet")
+    config = Config(
+        str(tmp_path / "t.parquet"), "y", group="g", method="map", hidden=(4,), tune="none", settings={"steps": 20}
+    )
+    run = fit_table(prepare(config), tmp_path / "run", progress=False)
+    assert run.facts["guarantee"] == {"level": 0.9, "measured": None, "rows": 108, "kind": "cross-conformal"}
+    assert run.model.calibration is not None
+    assert summarise_targets(run)[0].guarantee is None
+    for verb in (
+        ["report", tmp_path / "run"],
+        ["card", tmp_path / "run", "--out", tmp_path / "card.md"],
+        ["predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv"],
+    ):
+        assert call(*verb).exit_code == 0
+    assert "; not measured." in (tmp_path / "card.md").read_text()
+    assert ("set_90" if labels else "lower_90") in (tmp_path / "p.csv").read_text().splitlines()[0]
+
+
 def test_joint_intervals_of_several_targets(runs, tmp_path):
     run = runs["several"]
     found = predicted(run, tmp_path)

@@ -15,8 +15,12 @@ from credibly.errors import InputError
 from credibly.tables import tuning
 from credibly.tables.choices import search
 from credibly.tables.choices.estimator_choice import tuning_rule
+from credibly.tables.choices.table_choice import choose_table
+from credibly.tables.config import Config
+from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import SCALES, tune
+from own_tables import write
 
 
 @pytest.fixture
@@ -146,6 +150,41 @@ def test_an_unknown_rule_is_refused():
     x, raw, _ = wave(20, 0.1)
     with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         tune(Recipe(), x, raw[:, 0], rule="best")
+
+
+@pytest.mark.parametrize("column", ["group", "time"])
+def test_validation_rows_are_of_other_groups_and_later_times(monkeypatch, tmp_path, column):
+    rng = np.random.default_rng(0)
+    values = {"x": rng.normal(size=60), "g": np.repeat(np.arange(6), 10), "y": rng.normal(size=60)}
+    table = write(values, tmp_path / "t.csv")
+    prepared = prepare(Config(str(table), "y", method="map", tune="rows", hidden=(4,), **{column: "g"}))
+    seen = []
+
+    def validate(recipe, rows, train, validation, classes, seed):
+        assert not set(values["g"][train]) & set(values["g"][validation])
+        if column == "time":
+            assert values["g"][train].max() < values["g"][validation].min()
+        seen.append((len(train), len(validation)))
+        return rng.normal(size=len(validation))
+
+    monkeypatch.setattr(tuning, "_validate", validate)
+    choose_table(prepared)
+    assert set(seen) <= {(50, 10), (40, 20)}
+
+
+@pytest.mark.parametrize("noise, compared", [("learned", {"learned"}), ("auto", {"learned", "heteroscedastic"})])
+def test_noise_that_was_given_is_not_compared_with_another(monkeypatch, tmp_path, noise, compared):
+    rng = np.random.default_rng(0)
+    table = write({"x": rng.normal(size=40), "y": rng.normal(size=40)}, tmp_path / "t.csv")
+    tried = set()
+
+    def validate(recipe, rows, train, validation, classes, seed):
+        tried.add(recipe.noise)
+        return rng.normal(size=len(validation))
+
+    monkeypatch.setattr(tuning, "_validate", validate)
+    choose_table(prepare(Config(str(table), "y", noise=noise, method="map", hidden=(4,), tune="rows")))
+    assert tried == compared
 
 
 # -- estimators and the command line -----------------------------------------------------------------------------------

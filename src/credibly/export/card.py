@@ -97,10 +97,11 @@ def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
         lines.append(f"| {_cell(METRICS.get(name, name))} | {_number(value)} | {shown} |")
     promise = facts["guarantee"]
     if promise is not None:
+        measured = promise["measured"]
         lines += [
             "",
             f"Coverage guarantee ({promise['kind']}, {promise['rows']:,} rows): {promise['level']:.0%} on average over"
-            f" rows like these; measured {promise['measured']:.1%}.",
+            f" rows like these; {'not measured' if measured is None else f'measured {measured:.1%}'}.",
         ]
     return lines
 

@@ -62,7 +62,7 @@ def effects_of_target(effects: Sequence[Effect], target: int) -> tuple[Effect, .
 
 
 def guarantee_of(stored: dict[str, Any] | None, rows: int) -> dict[str, Any] | None:
-    """Return the coverage guarantee in the form the report shows."""
-    if not stored or "level" not in stored or "measured" not in stored:
+    """Return the coverage guarantee in the form the report shows; None without a measured coverage."""
+    if not stored or "level" not in stored or stored.get("measured") is None:
         return None
     return {"level": stored["level"], "measured": stored["measured"], "rows": stored.get("rows", rows)} | stored

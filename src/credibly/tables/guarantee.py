@@ -67,12 +67,15 @@ def check_promise(argument: str, level: float, rows: int) -> None:
         raise InputError(argument, found, advice)
 
 
-def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float:
+def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float | None:
     """Return the fraction of rows inside intervals whose width the rows of other folds determine.
 
     Without folds the two halves of the rows take their place. Several targets are averaged, or with `joint` counted if
-    all of them are inside their joint intervals. A time is inside if it exceeds its lower bound.
+    all of them are inside their joint intervals. A time is inside if it exceeds its lower bound. None if a fold leaves
+    too few rows to determine a width, as a large group does.
     """
+    if not _measurable(calibration, level):
+        return None
     return float(_inside(calibration, level, joint).double().mean())
 
 
@@ -85,6 +88,11 @@ def _inside(calibration: Calibration, level: float, joint: bool = False) -> torc
         limit = scores[others].sort(0).values[rank(int(others.sum()), level) - 1]
         inside[own] = scores[own] <= limit
     return inside
+
+
+def _measurable(calibration: Calibration, level: float) -> bool:
+    """Return whether the rows outside every fold are enough for the level."""
+    return all(int(others.sum()) >= rows_needed(level) for _, others in _parts(calibration))
 
 
 def _parts(calibration: Calibration) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -100,7 +108,7 @@ def guarantee_facts(
 
     Classes and counts have two values. `measured` is of sets and intervals that are randomised, which can cover exactly
     what is promised. `measured_given` is of those that `predict` writes: sets with at least one class, intervals with
-    both ends. They cover at least as much, by construction.
+    both ends. They cover at least as much, by construction. If coverage cannot be measured, `measured` is None.
 
     Args:
         calibration: scores of the rows, fold by fold.
@@ -111,12 +119,15 @@ def guarantee_facts(
     """
     if calibration is None:
         return None
+    kind = "cross-conformal" if calibration.folds else "split conformal"
+    if not _measurable(calibration, level):
+        return {"level": level, "measured": None, "rows": calibration.rows, "kind": kind}
     several = calibration.settings.score == "pit" and calibration.scores.ndim > 1
     found = {
         "level": level,
         "measured": measured_coverage(calibration, level),
         "rows": calibration.rows,
-        "kind": "cross-conformal" if calibration.folds else "split conformal",
+        "kind": kind,
         **({"measured_jointly": measured_coverage(calibration, level, joint=True)} if several else {}),
     }
     order = torch.from_numpy(np.argsort(fold, kind="stable"))

@@ -33,8 +33,8 @@ from credibly.tables.missing.imputation import training_inputs
 from credibly.tables.missing.training_gaps import TrainingGaps, completed_inputs
 from credibly.tables.preparation import Preparation
 from credibly.tables.recipe import Recipe
-from credibly.tables.splitting import Rows, folds_of, held_out_split
-from credibly.tables.targets.checks import check_column, weight_column
+from credibly.tables.splitting import Rows, folds_of, held_out_split, requested_split
+from credibly.tables.targets.checks import check_column, target_names, weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -170,17 +170,18 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
             "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
         )
     table = _read(config) if table is None else table
-    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     _check_roles(config, table.column_names)
     known = _preparation(config, table, config.task)
     usable = known.usable_rows(table)
+    weights = None if config.weight is None else weight_column(table, config.weight, usable)
     rows = _rows(config, table, known, usable)
     train, held_out = usable, usable[:0]
     splits: tuple[tuple[Array, Array], ...] = ()
     if refit:
         splits = _splits(config, rows)
     else:
-        kept, left = held_out_split(rows, HELD_OUT if config.holdout is None else config.holdout, config.seed)
+        split = held_out_split if config.holdout is None else requested_split
+        kept, left = split(rows, HELD_OUT if config.holdout is None else config.holdout, config.seed)
         train, held_out, rows = usable[kept], usable[left], rows.at(kept)
     preparation = _preparation(config, table, known.task, train)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
@@ -227,15 +228,16 @@ def _preparation(config: Config, table: Table, task: str, rows: Array | None = N
 
 
 def _check_roles(config: Config, names: list[str]) -> None:
-    """Raise if a column of the split does not exist or has two roles."""
+    """Raise if a column of weights or of the split does not exist, or is a target too."""
     if config.group is not None and config.time is not None:
         raise InputError("--time", "cannot be given with --group", "Pass the one that new rows will differ by")
-    for option, name in (("--group", config.group), ("--time", config.time)):
+    targets = target_names(config.target, names)
+    for option, name in (("--weight", config.weight), ("--group", config.group), ("--time", config.time)):
         if name is None:
             continue
         check_column(option, name, names)
-        if name == config.target:
-            raise InputError(option, f"{name!r} is the target")
+        if name in targets:
+            raise InputError(option, f"{name!r} is {'the' if len(targets) == 1 else 'a'} target")
 
 
 def _rows(config: Config, table: Table, known: Preparation, usable: Array) -> Rows:
@@ -250,7 +252,7 @@ def _splits(config: Config, rows: Rows) -> tuple[tuple[Array, Array], ...]:
     if config.holdout == 0:
         return ()
     if config.holdout is not None:
-        return (held_out_split(rows, config.holdout, config.seed),)
+        return (requested_split(rows, config.holdout, config.seed),)
     if rows.count > MANY and rows.groups is None:
         return (held_out_split(rows, MANY_HELD_OUT, config.seed),)
     if rows.count < FEW or config.method not in ("auto", *CROSS_VALIDATED):

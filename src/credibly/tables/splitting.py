@@ -95,6 +95,23 @@ def held_out_split(rows: Rows, fraction: float, seed: int) -> tuple[Array, Array
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def requested_split(rows: Rows, fraction: float, seed: int) -> tuple[Array, Array]:
+    """Return `held_out_split` of a fraction given as --holdout. Raise if it is so small that no row is held out."""
+    fitted, held = held_out_split(rows, fraction, seed)
+    if fraction and not len(held):
+        if rows.groups is not None:
+            # A group is held out if at least half of it is wanted. The smallest one may be the last in random order.
+            second = int(np.sort(np.unique(rows.groups, return_counts=True)[1])[1])
+            least, why = (second + 1) // 2 / rows.count, ", whose groups stay together"
+        else:
+            largest = rows.count if rows.strata is None else int(np.unique(rows.strata, return_counts=True)[1].max())
+            least, why = 1 / largest, "" if rows.strata is None else ", the same fraction of each class"
+        found = f"{fraction:g} would hold out none of {rows.count:,} rows{why}"
+        advice = f"Pass at least {np.ceil(1000 * least) / 1000:g}, or 0 to fit all rows without held-out ones"
+        raise InputError("--holdout", found, advice)
+    return fitted, held
+
+
 def _group_folds(groups: Array, folds: int, order: Array) -> Array:
     """Return the fold of each row: groups, largest first, go to the fold with the fewest rows so far."""
     labels, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)

@@ -1,9 +1,9 @@
 """Choice of the prior scale, the noise model and the width on the training rows.
 
 By validation rows: each candidate is fitted as a small ensemble to 80 % of the rows and scored by the mean log
-predictive density of the others, over two such splits; if rows have weights, so has that mean. By evidence: each
-candidate is fitted once to all rows and scored by its log marginal likelihood (Laplace's, or the ELBO if the recipe's
-method is Bayes by Backprop).
+predictive density of the others, over two such splits, which keep groups together and validate later rows by earlier
+ones, as the folds of a table do; if rows have weights, so has that mean. By evidence: each candidate is fitted once to
+all rows and scored by its log marginal likelihood (Laplace's, or the ELBO if the recipe's method is Bayes by Backprop).
 
 First the prior scale (and the width) is chosen, then the noise: homoscedastic, unless heteroscedastic noise is better
 by more than the standard error of the difference, or has more than three times the evidence.
@@ -27,6 +27,8 @@ from credibly.errors import TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
 from credibly.problem import Problem
 from credibly.tables.recipe import Recipe
+from credibly.tables.splitting import Rows, held_out_split
+from credibly.tables.weighted_scores import standard_error, weighted_mean
 
 Array = npt.NDArray[Any]
 _Rows = tuple[Array, Array, Array | None]
@@ -36,6 +38,8 @@ SCALES = (1.0, 2.0, 4.0)
 # Multiples of the widths in the recipe.
 WIDTHS = (0.5, 1.0, 2.0)
 SPLITS = 2
+# Fraction of the rows that validate.
+VALIDATED = 0.2
 # Maximum number of rows used.
 ROWS = 5_000
 SETTINGS: dict[str, Any] = {"members": 4, "steps": 1500, "compile": False}
@@ -79,6 +83,7 @@ def tune(
     y: Array,
     *,
     sample_weight: Array | None = None,
+    respected: Rows | None = None,
     rule: str = "rows",
     classes: int | None = None,
     seed: int = 0,
@@ -93,6 +98,7 @@ def tune(
         recipe: determines everything else: the task, the depth of the network, the method.
         x, y: training rows, as `Recipe.problem` takes them.
         sample_weight: weights of the rows, (N,); None for ones.
+        respected: groups and times that the splits have to respect; None for random splits.
         rule: "rows" for validation rows, or "evidence".
         classes: number of classes; None for regression.
         seed: seed of the splits and of the fits.
@@ -105,15 +111,15 @@ def tune(
     widths = tuple(_scaled(recipe.hidden, w) for w in WIDTHS) if width and recipe.hidden else (recipe.hidden,)
     rng = np.random.default_rng([seed, 0x7E5])
     some = rng.permutation(len(x))[:ROWS]
-    splits = [rng.permutation(some) for _ in range(SPLITS)]
+    splits = _splits(Rows(len(x)) if respected is None else respected, some, rng)
     rows = (x, y, sample_weight)
-    validated = None if sample_weight is None else sample_weight[np.concatenate([o[_cut(o) :] for o in splits])]
+    validated = None if sample_weight is None else sample_weight[np.concatenate([held for _, held in splits])]
     trials: list[Trial] = []
 
     def score_of(candidate: Recipe) -> _Score:
         if rule == "rows":
-            values = np.concatenate([_validate(candidate, rows, order, classes, seed) for order in splits])
-            found = _Score(float(np.average(values, weights=validated)), _error(values, validated), values)
+            values = np.concatenate([_validate(candidate, rows, *split, classes, seed) for split in splits])
+            found = _Score(weighted_mean(values, validated), standard_error(values, validated), values)
         else:
             found = _evidence(candidate, _at(rows, some), classes, seed, structure)
         trials.append(Trial(candidate.noise, candidate.scale, found.score, found.error, candidate.hidden))
@@ -148,13 +154,17 @@ def _clearly_better(new: _Score, old: _Score, rows: float, weight: Array | None)
     """Return whether the richer noise model is clearly better."""
     if new.values is not None and old.values is not None:
         gain = new.values - old.values
-        return bool(np.average(gain, weights=weight) > _error(gain, weight))
+        return weighted_mean(gain, weight) > standard_error(gain, weight)
     return (new.score - old.score) * rows > max(math.log(3), 2 * rows * math.hypot(new.error, old.error))
 
 
-def _cut(order: Array) -> int:
-    """Return the number of rows that train; the others validate."""
-    return max(1, int(0.8 * len(order)))
+def _splits(rows: Rows, some: Array, rng: np.random.Generator) -> list[tuple[Array, Array]]:
+    """Return (training, validation) rows of each split of some of the rows; times determine a single one."""
+    part = dataclasses.replace(rows.at(some), strata=None)
+    fraction = max(VALIDATED, 1 / part.count)
+    count = SPLITS if rows.times is None else 1
+    parts = [held_out_split(part, fraction, int(rng.integers(2**31))) for _ in range(count)]
+    return [(some[fitted], some[held]) for fitted, held in parts]
 
 
 def _at(rows: _Rows, some: Array) -> _Rows:
@@ -167,9 +177,8 @@ def _problem(recipe: Recipe, rows: _Rows, classes: int | None, seed: int) -> Pro
     return recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed)
 
 
-def _validate(recipe: Recipe, rows: _Rows, order: Array, classes: int | None, seed: int) -> Array:
-    """Return log predictive densities of the last fifth of the rows in the given order, by a fit to the others."""
-    train, validation = order[: _cut(order)], order[_cut(order) :]
+def _validate(recipe: Recipe, rows: _Rows, train: Array, validation: Array, classes: int | None, seed: int) -> Array:
+    """Return log predictive densities of the validation rows by a fit to the training rows."""
     problem = _problem(recipe, _at(rows, train), classes, seed)
     try:
         with one_thread():
@@ -200,15 +209,3 @@ def _evidence(recipe: Recipe, rows: _Rows, classes: int | None, seed: int, struc
 
 def _scaled(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(w * factor)) for w in hidden)
-
-
-def _error(values: Array, weight: Array | None = None) -> float:
-    """Return the standard error of the mean, weighted if there are weights."""
-    n = len(values)
-    if n < 2:
-        return float("inf")
-    if weight is None:
-        return float(values.std(ddof=1) / np.sqrt(n))
-    fraction = weight / weight.sum()
-    squares = (fraction * (values - (fraction * values).sum())) ** 2
-    return float(np.sqrt(squares.sum() * n / (n - 1)))

@@ -18,6 +18,9 @@ from credibly.tables.cells.parsing import is_number, is_placeholder, numbers, pa
 # A column is numeric if all cells but these few, and but this fraction of them, are numbers.
 STRAYS = 3
 STRAY_FRACTION = 0.01
+# Distinct numbers from which a column of fewer cells may have one stray cell too. With fewer, the digits and the one
+# word may all be categories, such as 1, 2, 3 and "more".
+DISTINCT = 10
 # Labels of a row that summarises others, and the number of rows from which a table is searched for one.
 TOTAL = r"(?i)^(grand |sub-?|overall )?(total|sum|average|mean|median|summe|gesamt)s?\s*:?$"
 LEAST_ROWS = 10
@@ -105,15 +108,18 @@ class _Learned:
         digits = pc.sum(pc.match_substring_regex(present, r"\d|(?i:inf)")).as_py() or 0
         # A column that was numeric in the training table stays so, however many cells of this one are not numbers.
         decided = name in self.known.decimals
-        if len(present) - digits > min(STRAYS, STRAY_FRACTION * len(present)) and not decided:
+        allowed = min(STRAYS, max(1, int(STRAY_FRACTION * len(present))))
+        if len(present) - digits > allowed and not decided:
             return None
         mark = self.known.decimals.get(name) or number_formats.decimal_mark(present, self.decimal)
-        good = int(number_formats.fits(present, mark).sum())
-        strays = len(present) - good
-        if not decided and (not good or strays > min(STRAYS, STRAY_FRACTION * len(present))):
+        good = present.filter(pa.array(number_formats.fits(present, mark)))
+        strays = len(present) - len(good)
+        if not decided and (not len(good) or strays > allowed):
+            return None
+        if not decided and strays > STRAY_FRACTION * len(present) and len(good.unique()) < DISTINCT:
             return None
         remark = number_formats.describe_format(present, mark)
-        if self.typed and not decided and pc.all(pc.match_substring_regex(present, r"^\d+$")).as_py():
+        if self.typed and not decided and pc.all(pc.match_substring_regex(good, r"^\d+$")).as_py():
             return None
         if mark != self.decimal:
             self.decimals[name] = mark

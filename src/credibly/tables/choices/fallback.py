@@ -20,11 +20,13 @@ from credibly.core.threads import torch_threads
 from credibly.inference.method import Method
 from credibly.methods import DeepEnsemble
 from credibly.posterior.base import Posterior
+from credibly.tables.choices.batches import with_smaller_batch
 from credibly.tables.folds import fold_method
 from credibly.tables.model import TableModel
 from credibly.tables.prepared import Prepared
 from credibly.tables.splitting import folds_of
 from credibly.tables.threads import threads_for
+from credibly.tables.weighted_scores import standard_error, weighted_mean
 
 Array = npt.NDArray[Any]
 
@@ -75,18 +77,29 @@ class FoldFits:
     prepared: Prepared
     posteriors: dict[int, Posterior] = field(default_factory=dict)
 
+    @property
+    def splits(self) -> int:
+        """Number of fits that there can be."""
+        return len(self._splits)
+
     def densities(self, fold: int) -> Array:
         """Return log predictive densities, in the units of the target, of the rows that a fold leaves out."""
         prepared = self.prepared
         fitted, predicted = self._splits[fold]
         if fold not in self.posteriors:
-            problem, method = prepared.problem_of(fitted), _shorter(prepared.method)
+            problem = prepared.problem_of(fitted)
+            method = with_smaller_batch(_shorter(prepared.method), problem.n)
             with torch_threads(threads_for(problem, method)):
                 self.posteriors[fold] = method.fit(problem, seed=prepared.config.seed, progress=False)
         others, model = prepared.data.at(predicted), TableModel(prepared.preparation, self.posteriors[fold])
         values = model.predict(others.x).log_prob(torch.from_numpy(others.y)).double().numpy()
         finite: Array = np.clip(np.nan_to_num(values.reshape(len(predicted), -1).sum(-1), nan=LEAST), LEAST, None)
         return finite
+
+    def weight(self, folds: int) -> Array | None:
+        """Return the weights of the rows that the first folds leave out; None for ones."""
+        weight = self.prepared.data.weight
+        return None if weight is None else weight[np.concatenate([rows for _, rows in self._splits[:folds]])]
 
     def for_final_fit(self) -> dict[int, Posterior]:
         """Return the fits that those to the folds of the final fit would repeat; none if rows have missing cells."""
@@ -100,10 +113,17 @@ class FoldFits:
 
 
 def compare(chains: FoldFits, ensemble: FoldFits, folds: int = FOLDS) -> Comparison:
-    """Compare how fits to some folds of the table predict the other rows."""
+    """Compare how fits to some folds of the table predict the other rows, by weighted means if rows have weights.
+
+    A table with times has one split, into earlier and later rows, which takes the place of all folds.
+    """
+    folds = min(folds, chains.splits)
     gain = np.concatenate([ensemble.densities(fold) - chains.densities(fold) for fold in range(folds)])
-    error = float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else 0.0
-    return Comparison(float(gain.mean()), error)
+    weight = chains.weight(folds)
+    if weight is not None and weight.any():
+        gain, weight = gain[weight > 0], weight[weight > 0]
+    error = standard_error(gain, weight) if len(gain) > 1 else 0.0
+    return Comparison(weighted_mean(gain, weight), error)
 
 
 def _shorter(method: Method) -> Method:

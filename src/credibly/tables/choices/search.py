@@ -4,7 +4,8 @@ Candidates are fitted to some of the rows and scored by the mean log predictive 
 the target, so that transforms of the target compare. Small tables are fitted by short runs of HMC, larger ones by small
 ensembles of networks with periodic embeddings, or without them if the target is smooth. The search starts from a
 default and changes one thing at a time; a change is kept if the density rises by more than a quarter of the standard
-error of the difference. A candidate that is clearly worse on the folds so far is not fitted to the others.
+error of the difference. These means are weighted if the rows are. A candidate that is clearly worse on the folds so far
+is not fitted to the others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from credibly.core.threads import torch_threads
 from credibly.errors import InputError, TrainingError
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
+from credibly.tables.choices.batches import with_smaller_batch
 from credibly.tables.choices.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
 from credibly.tables.columns.scaling import InputScaling
 from credibly.tables.fit_summary import Candidate
@@ -30,6 +32,7 @@ from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows, folds_of
 from credibly.tables.targets.scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
+from credibly.tables.weighted_scores import standard_error, weighted_mean, weighted_splits
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +109,8 @@ def choose(
     some = np.sort(rng.permutation(data.rows.count)[:ROWS])
     part = data.at(some) if len(some) < data.rows.count else data
     used = next((folds for rows, folds in USED if part.rows.count <= rows), 1)
-    splits = folds_of(part.rows, seed, FOLDS)[:used]
+    splits = weighted_splits(folds_of(part.rows, seed, FOLDS), part.weight)[:used]
+    weight = None if part.weight is None else part.weight[np.concatenate([predicted for _, predicted in splits])]
     tried: dict[Recipe, Array] = {}
     scores: dict[Recipe, Candidate] = {}
     most = _most(recipe, data, fixed)
@@ -116,13 +120,23 @@ def choose(
         if candidate not in tried:
             values, known = np.empty(0), np.empty(0) if rival is None else tried[rival]
             for split in splits:
-                values = np.concatenate([values, _densities(candidate, part, *split, seed)])
-                if rival is not None and _clearly_worse(values, known[: len(values)]):
+                try:
+                    found = _densities(candidate, part, *split, seed)
+                except InputError:
+                    # Such as a transform of the target that these rows do not allow.
+                    if rival is None:
+                        raise
+                    found = np.full(len(split[1]), -np.inf)
+                values = np.concatenate([values, found])
+                if rival is not None and _clearly_worse(values, known[: len(values)], _first(weight, len(values))):
                     break
             tried[candidate] = values
-            # On fewer rows: the score of the rival, and the difference on those rows.
-            others = known.mean() - known[: len(values)].mean() if len(values) < len(known) else 0.0
-            scores[candidate] = Candidate(name, float(values.mean() + others), _error(values))
+            n, own = len(values), _first(weight, len(values))
+            value, error = weighted_mean(values, own), standard_error(values, own)
+            if n < len(known) and np.isfinite(known).all():
+                # On fewer rows: the score of the rival, and the difference on those rows.
+                value += weighted_mean(known, weight) - weighted_mean(known[:n], own)
+            scores[candidate] = Candidate(name, value, error)
             if progress is not None:
                 progress(len(tried), most)
         return tried[candidate]
@@ -132,7 +146,7 @@ def choose(
     for change in _changes(recipe, data, fixed):
         for name, candidate in change(best):
             densities, margin = score(candidate, name, best), _margin(candidate, best, data.rows.count)
-            if _clearly_better(densities, tried[best], _bar(candidate, best), margin):
+            if _clearly_better(densities, tried[best], weight, _bar(candidate, best), margin):
                 best = candidate
     found = tuple(dataclasses.replace(one, chosen=tried_one == best) for tried_one, one in scores.items())
     return best, found
@@ -264,8 +278,7 @@ def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, se
     own, others = data.at(fitted), data.at(predicted)
     try:
         posterior, restore, encode = fit_rows(short, own, seed)
-    except (TrainingError, InputError):
-        # Such as a transform of the target that these rows do not allow, or training that diverged.
+    except TrainingError:
         return np.full(len(predicted), -np.inf)
     inputs = torch.from_numpy(np.ascontiguousarray(encode(others.x), np.float32))
     values: Array = restore(posterior.predict(inputs)).log_prob(torch.from_numpy(others.y)).double().numpy()
@@ -298,7 +311,7 @@ def fit_rows(
     problem = recipe.problem(
         encode(data.x), y, sample_weight=data.weight, classes=data.classes, seed=seed, numeric=data.numeric
     )
-    method = recipe.fitter(problem.n, problem.layout.dim)
+    method = with_smaller_batch(recipe.fitter(problem.n, problem.layout.dim), problem.n)
     with torch_threads(threads_for(problem, method)):
         return method.fit(problem, seed=seed, progress=False), restore, encode
 
@@ -307,25 +320,23 @@ def _unchanged(predictive: Predictive) -> Predictive:
     return predictive
 
 
-def _clearly_worse(new: Array, old: Array) -> bool:
+def _first(weight: Array | None, rows: int) -> Array | None:
+    return None if weight is None else weight[:rows]
+
+
+def _clearly_worse(new: Array, old: Array, weight: Array | None) -> bool:
     """Return whether the new densities, of the same rows, are so much lower that further rows would not change that."""
     if not np.isfinite(new).all():
         return True
     gain = new - old
-    return bool(np.isfinite(old).all() and gain.mean() < -HOPELESS * _error(gain))
+    return bool(np.isfinite(old).all()) and weighted_mean(gain, weight) < -HOPELESS * standard_error(gain, weight)
 
 
-def _clearly_better(new: Array, old: Array, bar: float = CLEAR, margin: float = 0.0) -> bool:
+def _clearly_better(new: Array, old: Array, weight: Array | None, bar: float = CLEAR, margin: float = 0.0) -> bool:
     # A candidate that was abandoned early has fewer rows.
     if len(new) < len(old) or not np.isfinite(new).all():
         return False
     if not np.isfinite(old).all():
         return True
     gain = new - old
-    return bool(gain.mean() > margin + bar * _error(gain))
-
-
-def _error(values: Array) -> float:
-    """Return the standard error of the mean; infinite if a value is."""
-    known = len(values) > 1 and bool(np.isfinite(values).all())
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if known else float("inf")
+    return weighted_mean(gain, weight) > margin + bar * standard_error(gain, weight)

@@ -144,7 +144,8 @@ def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
         reason = f"HMC is slow for {given.task if given.task != 'regression' else 'Student noise'}"
     members, longest = (10, LONGEST) if rows <= MANY else (5, LONGEST_OF_MANY)
     epochs = max(30, min(200, longest * BATCH // rows))
-    # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation.
+    # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation. The
+    # search fits to fewer rows still, with smaller batches.
     fewest = min((len(fitted) for fitted, _ in prepared.splits), default=rows)
     batch = min(BATCH, max(1, 4 * fewest // 5))
     settings = {
@@ -170,11 +171,12 @@ def _tuned(prepared: Prepared, rule: str, progress: Progress | None) -> Prepared
         prepared.preparation.scaling(data.x),
         prepared.preparation.standardise(data.y),
         sample_weight=data.weight,
+        respected=data.rows,
         rule=rule,
         classes=data.classes,
         seed=config.seed,
         scale=config.prior_scale is None,
-        noise=config.noise in ("auto", "learned"),
+        noise=config.noise == "auto",
         width=rule == "evidence",
         progress=progress,
     )

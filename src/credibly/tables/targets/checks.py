@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
+from credibly.tables.cells.conventions import conventions_of
 from credibly.tables.cells.date_formats import DATE
 from credibly.tables.cells.parsing import is_number, numbers, positions, texts, whole_column
 from credibly.tables.columns.encoders import Array
@@ -243,24 +244,27 @@ def check_column(option: str, name: str, names: list[str]) -> None:
     raise InputError(option, f"no column {name!r}", f"{advice}The table has {listed}")
 
 
-def weight_column(table: Any, name: str, target: str) -> Array:
-    """Return the weights of all rows, (N,) float64. Raise on cells that are not weights."""
-    option = "--weight"
-    check_column(option, name, table.column_names)
-    if name == target:
-        raise InputError(option, f"{name!r} is the target")
-    column, unread = numbers(whole_column(table, name))
+def weight_column(table: Any, name: str, rows: Array) -> Array:
+    """Return the weights of all rows, (N,) float64, 0 for others than the given ones.
+
+    Raise on cells of those rows that are not weights.
+    """
+    option, known = "--weight", conventions_of(table)
+    column, unread = numbers(whole_column(table.take(pa.array(rows)), name))
     if unread:
-        raise InputError(option, f"{name!r} in row {unread[0][0] + 1}: {unread[0][1]}", "Fix or remove that row")
+        row = known.file_row(int(rows[unread[0][0]]))
+        raise InputError(option, f"{name!r} in row {row}: {unread[0][1]}", "Fix or remove that row")
     if column.null_count:
         raise InputError(option, f"{name!r} is missing in {column.null_count:,} rows", "Fill in or remove those rows")
     values = np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong) or not values.any():
-        held = f"{values[wrong[0]]:g} in row {wrong[0] + 1}" if len(wrong) else "0 in every row"
+        held = f"{values[wrong[0]]:g} in row {known.file_row(int(rows[wrong[0]]))}" if len(wrong) else "0 in every row"
         need = f"{name!r} must hold finite non-negative weights, at least one of them positive"
         raise InputError(option, f"{need}, got {held}", "Fix or remove those rows")
-    return values
+    found = np.zeros(table.num_rows)
+    found[rows] = values
+    return found
 
 
 def _missing(name: str, count: int) -> InputError:
