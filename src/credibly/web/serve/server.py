@@ -25,7 +25,7 @@ KEEP_ALIVE = 75
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to a host."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -39,8 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raise if the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only for sockets with TCP's protocol number. With it, a response on an open
-        # connection waits 40 ms for the client to acknowledge its header.
+        # asyncio turns Nagle's algorithm off only for sockets with TCP's protocol number. With it, a response on an
+        # open connection waits 40 ms for the client to acknowledge its header.
         found = socket.socket(family, kind, protocol)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
