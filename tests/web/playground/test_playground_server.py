@@ -20,6 +20,9 @@ from credibly.cli import app, playground
 websockets = pytest.importorskip("websockets.sync.client")
 
 
+FIT_4 = '{"type": "fit", "id": 4}'
+
+
 def open_socket(address, origin=None, **options):
     return websockets.connect(f"ws://{address}/socket", origin=origin or f"http://{address}", **options)
 
@@ -120,7 +123,7 @@ def test_bad_messages_get_words_and_the_socket_stays(address):
         hello = json.loads(page.recv(timeout=30))
         assert hello["type"] == "hello"
         assert set(hello["scenes"]) == {"regression", "classification", "hmc", "vi"}
-        for bad in ("{", b"\x00\xff", "x" * 300_000, '{"type": "fit", "id": 4}'):
+        for bad in ("{", b"\x00\xff", "x" * 300_000, '{"type": "probe", "id": 3, "x": [1%s]}' % ("0" * 400), FIT_4):
             page.send(bad)
             answer = json.loads(page.recv(timeout=30))
             assert answer["type"] == "error"
