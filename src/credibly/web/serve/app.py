@@ -25,7 +25,7 @@ from credibly.web.serve.abstention import abstention_facts, uncertainty_of
 from credibly.web.serve.answers import TYPES, accepted_type, encode
 from credibly.web.serve.columns import describe_columns
 from credibly.web.serve.errors import RequestError
-from credibly.web.serve.guard import Guard
+from credibly.web.serve.guard import Guard, route_path
 from credibly.web.serve.limits import TimeLimit, read_body
 from credibly.web.serve.logs import event
 from credibly.web.serve.metrics import ROWS, TEXT, Metrics
@@ -225,7 +225,7 @@ class Server:
         """Return the handler of a page or a file that it needs."""
 
         async def handler(request: Request) -> Response:
-            request.scope["credibly_label"] = request.scope["path"]
+            request.scope["credibly_label"] = route_path(request.scope)
             return Response(self.texts[name], media_type=PAGES[name])
 
         return handler
