@@ -201,6 +201,14 @@ class TestDescription:
         assert days["low"] < days["example"] < days["high"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_metrics_that_are_not_finite_are_null(client, value, monkeypatch):
+    metrics = client.app.state.server.slots["progress"].current.run.figures
+    monkeypatch.setitem(metrics, "rmse", value)
+    assert client.get("/runs").json()["runs"][0]["metrics"]["rmse"] is None
+    assert client.get("/columns").json()["metrics"]["rmse"] is None
+
+
 class TestMetrics:
     def test_counts(self, numbers, row):
         with serving(numbers) as client:
