@@ -25,6 +25,7 @@ FINAL = (
 )
 # Every panel shows the numbers of its own fit.
 PROBED = "playground.scene.panels.every((p) => p.found?.id === p.band.id && p.found.stage === 'final')"
+INSIDE = "document.querySelector('.inside')?.dataset.stage === 'final'"
 
 
 def link(scene, **state):
@@ -189,6 +190,47 @@ def test_a_broken_link_opens_the_page(page):
     browser.run("playground.send({ type: 'cancel' })")
 
 
+@pytest.mark.parametrize("scene", ["regression", "hmc"])
+@pytest.mark.parametrize("depth, allowed", [(1.5, 2), (-1, 1), (1e300, 3)])
+def test_settings_of_a_link_are_within_the_ranges_of_their_controls(page, scene, depth, allowed):
+    model = MODEL | {"depth": depth, "noise": -3, "rate": 0.123, "activation": "sine", "seed": 0.5}
+    own = {"panels": ["map"], "points": [[1e9, -1e9], *POINTS], "probe": [1e300]}
+    fragment = link(scene, model=model, regression=own, hmc={"chains": 99, "density": "toString"})
+    browser = page(fragment, wait=FINAL if scene == "regression" else INSIDE)
+    model = browser.run("playground.state.model")
+    assert model["depth"] == allowed
+    assert [model[key] for key in ("noise", "rate", "activation", "seed")] == [0.02, 0.12, "tanh", 1]
+    assert points(browser) == [[1000, -1000], *POINTS] if scene == "regression" else True
+    assert browser.run("playground.state.hmc.chains") == 4
+    assert browser.run("playground.state.hmc.density") == "banana"
+
+
+def test_every_number_of_the_state_has_limits(page):
+    browser = page(regression())
+    numbers = """import("./js/state.js").then(({ defaults }) => Object.entries(defaults()).flatMap(([group, own]) =>
+        Object.keys(own).filter((key) => typeof own[key] === "number").map((key) => [group, key])))"""
+    limits = browser.run('import("./js/limits.js").then(({ LIMITS }) => LIMITS)')
+    found = browser.run(numbers)
+    assert len(found) > 15
+    assert [one for one in found if one[1] not in limits.get(one[0], {})] == []
+    unchanged = """import("./js/state.js").then(({ defaults, decode }) =>
+        JSON.stringify(decode("#vi~e30")) === JSON.stringify({ ...defaults(), scene: "vi" }))"""
+    assert browser.run(unchanged)
+
+
+def test_a_scene_that_fails_says_so(page):
+    browser = page(regression())
+    browser.run("playground.scenes.vi.enter = () => { throw new Error('no scene') }; playground.open('vi')")
+    assert "no scene" in browser.run("document.getElementById('hint').textContent")
+    assert browser.run("!document.getElementById('hint').hidden")
+    assert len(browser.console) == 1
+    browser.console.clear()
+    # The other scenes still work, also in place of one that there is not.
+    browser.run("playground.open('nothing')")
+    browser.wait(FINAL)
+    assert browser.run("playground.state.scene") == "regression"
+
+
 def drop(browser, name, text):
     browser.run(
         f"""(() => {{ const files = new DataTransfer();
@@ -228,9 +270,6 @@ def test_pictures_are_saved(page, tmp_path):
     # Style travels with the picture: no rule of the page's style sheet is needed.
     assert all("fill" in node.get("style", "") for node in circles)
     assert (tmp_path / "credibly-regression-map.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-INSIDE = "document.querySelector('.inside')?.dataset.stage === 'final'"
 
 
 def value(browser, key):

@@ -2,6 +2,7 @@
 
 import { problemLines } from "./code.js";
 import { round } from "./fitting.js";
+import { nextSeed } from "./limits.js";
 import { html, levels, make, Plot, show } from "./plot.js";
 import { save } from "./save.js";
 
@@ -209,7 +210,7 @@ export class InsideHMC {
   }
 
   again() {
-    this.state.seed += 1;
+    this.state.seed = nextSeed(this.state.seed);
     this.changed();
   }
 
