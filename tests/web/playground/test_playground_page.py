@@ -287,6 +287,23 @@ def test_inside_hmc(page):
     assert value(browser, "all-acceptance") < 0.9 * careful
 
 
+def test_inside_hmc_shows_the_steps_that_the_engine_runs(page):
+    browser = page(link("hmc", hmc={"step": 0.01, "length": 10, "speed": 1000}), wait=INSIDE)
+    assert browser.run("playground.scene.finished.gradients") == 60 * 400
+    shown = "document.querySelector('[data-value=steps]').textContent"
+    assert browser.run(shown) == "400 (cut from 1000)"
+    browser.run("playground.scene.showCode()")
+    assert "step_size=0.01, trajectory_length=4," in browser.run("document.getElementById('lines').textContent")
+    browser.run("document.getElementById('code').close()")
+    browser.run("playground.scene.set('step', 0.1), playground.scene.set('length', 1.1)")
+    browser.wait(f"playground.scene.asked.step_size === 0.1 && {INSIDE}")
+    assert browser.run("playground.scene.finished.gradients") == 60 * 11
+    assert browser.run(shown) == "11"
+    browser.run("playground.scene.showCode()")
+    assert "step_size=0.1, trajectory_length=1.1," in browser.run("document.getElementById('lines').textContent")
+    browser.run("document.getElementById('code').close()")
+
+
 def test_inside_variational_inference(page):
     browser = page(link("vi", vi={"points": 6, "start": [2, 2]}), wait=INSIDE)
     gap = value(browser, "free-energy") - value(browser, "floor")
