@@ -304,6 +304,30 @@ def test_inside_hmc_shows_the_steps_that_the_engine_runs(page):
     browser.run("document.getElementById('code').close()")
 
 
+def test_controls_show_the_state_of_their_scene(page):
+    browser = page(link("classification", classification={"points": [[0, 0, 0]], "panels": ["map"]}))
+    eraser = "[...document.querySelectorAll('#controls button')].find((one) => one.textContent === 'Erase')"
+    browser.run(f"{eraser}.click()")
+    browser.run(
+        "const one = document.querySelector('[data-key=label]'); one.value = 1; one.dispatchEvent(new Event('change'))"
+    )
+    for scene, pressed, label in (("regression", "false", None), ("classification", "true", "1")):
+        browser.run(f"playground.open('{scene}')")
+        assert browser.run(f"{eraser}.ariaPressed") == pressed
+        assert browser.run("playground.scene.eraser") == (pressed == "true")
+        assert browser.run("document.querySelector('[data-key=label]')?.value ?? null") == label
+    assert browser.run("playground.scene.label") == 1
+    browser.wait(FINAL)
+
+
+def test_copying_twice_leaves_the_label(page):
+    browser = page(regression())
+    browser.run("document.getElementById('link').click(), document.getElementById('link').click()")
+    browser.wait("document.getElementById('link').textContent !== 'Copy link'")
+    browser.run("document.getElementById('link').click()")
+    browser.wait("document.getElementById('link').textContent === 'Copy link'")
+
+
 def test_inside_variational_inference(page):
     browser = page(link("vi", vi={"points": 6, "start": [2, 2]}), wait=INSIDE)
     gap = value(browser, "free-energy") - value(browser, "floor")

@@ -89,7 +89,7 @@ export class Controls {
       buttons.append(html("button", { type: "button", "data-preset": name, onclick: press }, one.label));
     }
     this.say = html("p", { class: "say" });
-    const eraser = html("button", { type: "button", "aria-pressed": "false" }, "Erase");
+    const eraser = html("button", { type: "button", "aria-pressed": String(this.app.scene.eraser) }, "Erase");
     eraser.addEventListener("click", () => {
       this.app.scene.eraser = !this.app.scene.eraser;
       eraser.setAttribute("aria-pressed", String(this.app.scene.eraser));
@@ -127,7 +127,7 @@ export class Controls {
     };
     const labels = (key, value) => (this.app.scene.label = Number(value));
     return [
-      this.field(choice("label", "Add points of class", { options: { 0: "circle", 1: "square" } }), { label: "0" }, labels),
+      this.field(choice("label", "Add points of class", { options: { 0: "circle", 1: "square" } }), this.app.scene, labels),
       this.field(choice("map", "Show", C.map), own, redraw),
       this.field(slider("far", "How far away?", C.far, { hint: "Zoom out: what does it predict far from all data?" }), own, zoom),
     ];

@@ -156,7 +156,8 @@ class App {
   }
 
   async copy(text, button) {
-    const before = button.textContent;
+    // Not what a second click finds there: that is "Copied".
+    button.dataset.label ??= button.textContent;
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
@@ -164,7 +165,7 @@ class App {
       button.textContent = "Press Ctrl-C";
       getSelection().selectAllChildren(find("lines"));
     }
-    setTimeout(() => (button.textContent = before), 1200);
+    setTimeout(() => (button.textContent = button.dataset.label), 1200);
   }
 }
 
