@@ -168,9 +168,11 @@ def test_decimal_numbers_are_sent_as_numbers_and_the_rest_as_text(page, client):
     }
     for text, value in typed.items():
         type_into(page, "age", text)
-        page.wait(f"sent.at(-1) === {json.dumps(value)}")
+        page.wait(f"sent.at(-1) === {json.dumps(value)} && !document.querySelector('.stale')")
     type_into(page, "age", "0x10")
     page.wait("document.getElementById('problem').textContent.includes(\"age = '0x10' is not a number\")")
+    page.run("document.getElementById('typical').click()")
+    page.wait(READY)
 
 
 @pytest.mark.parametrize("width, dark", [(400, False), (1400, True)])
