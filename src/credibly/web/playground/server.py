@@ -44,8 +44,8 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
     Sockets opened by a page of another origin are refused.
 
     Args:
-        hosts: names that the Host header may have, in lower case; any if empty. Listing those of a loopback address
-            keeps other sites from reaching it under their own name.
+        hosts: names that the Host header may have; any if empty. Listing those of a loopback address keeps
+            other sites from reaching it under their own name.
     """
     sockets: set[WebSocket] = set()
 
@@ -130,7 +130,7 @@ class Guard:
     """Refuses requests for other hosts, and adds headers that keep the page to itself."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
-        self.app, self.hosts = app, frozenset(host.strip("[]") for host in hosts)
+        self.app, self.hosts = app, frozenset(host.strip("[]").lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or socket."""
