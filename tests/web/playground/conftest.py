@@ -36,3 +36,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[playground_bro
     one = playground_browser.Browser(tmp_path_factory.mktemp("profile"))
     yield one
     one.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """Open a scene; whatever the page logs as an error fails the test."""
+    browser.console.clear()
+
+    def open_(fragment, width=1400, *, dark=False, wait=playground_browser.FINAL):
+        browser.size(width, 900, dark=dark)
+        browser.open(f"http://{address}/{fragment}")
+        browser.wait(f"window.playground && {wait}")
+        return browser
+
+    yield open_
+    assert browser.console == []

@@ -1,4 +1,4 @@
-"""A real Chromium, driven over the DevTools protocol."""
+"""A real Chromium, driven over the DevTools protocol, and states of the page to open in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 # Seconds until something that was expected counts as missing; a loaded machine is slow.
 PATIENCE = 60.0
+
+# A small network: a fit takes a fraction of a second.
+MODEL = {"width": 4, "depth": 1, "chains": 2}
+POINTS = [[-1.5, -0.6], [-1.0, -0.9], [1.0, 0.8], [1.4, 0.3]]
+FINAL = (
+    "playground.scene.panels?.length > 0 && !playground.scene.drafting() && "
+    "playground.scene.panels.every((p) => p.node.dataset.stage === 'final')"
+)
+INSIDE = "document.querySelector('.inside')?.dataset.stage === 'final'"
 
 
 class Browser:
@@ -133,3 +142,17 @@ class Browser:
         finally:
             self.open_things.close()
             self.process.wait(timeout=PATIENCE)
+
+
+def link(scene, **state):
+    """The fragment of an address that opens a scene in a state."""
+    text = base64.urlsafe_b64encode(json.dumps({"model": MODEL, **state}).encode()).decode().rstrip("=")
+    return f"#{scene}~{text}"
+
+
+def regression(panels=("map",), points=POINTS, **more):
+    return link("regression", regression={"points": points, "panels": list(panels), "preset": "", **more})
+
+
+def points(browser):
+    return browser.run("playground.scene.state.points")

@@ -201,6 +201,13 @@ def test_trajectories_are_leapfrog(engine, density):
     assert finished["gradients"] == 100
 
 
+@pytest.mark.parametrize("length, step, steps", [(1.1, 0.1, 11), (0.6, 0.2, 3), (0.05, 2.0, 1), (10.0, 0.01, 400)])
+def test_steps_of_a_trajectory(engine, length, step, steps):
+    """The page's number, and that of `HMC` up to the limit."""
+    sent = ask(engine, density="banana", **{**HMC, "trajectory_length": length, "step_size": step, "trajectories": 1})
+    assert sent[-1]["gradients"] == 2 * steps
+
+
 def test_the_plane_is_a_slice_of_the_posterior(engine):
     """The origin of the plane is a MAP fit, so no point near it has a higher density; large steps diverge."""
     sent = ask(

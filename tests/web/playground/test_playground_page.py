@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import re
@@ -12,48 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from playground_browser import BROWSER
+from playground_browser import BROWSER, FINAL, INSIDE, POINTS, link, points, regression
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 
-# A small network: a fit takes a fraction of a second.
-MODEL = {"width": 4, "depth": 1, "chains": 2}
-POINTS = [[-1.5, -0.6], [-1.0, -0.9], [1.0, 0.8], [1.4, 0.3]]
-FINAL = (
-    "playground.scene.panels?.length > 0 && !playground.scene.drafting() && "
-    "playground.scene.panels.every((p) => p.node.dataset.stage === 'final')"
-)
 # Every panel shows the numbers of its own fit.
 PROBED = "playground.scene.panels.every((p) => p.found?.id === p.band.id && p.found.stage === 'final')"
-
-
-def link(scene, **state):
-    """The fragment of an address that opens a scene in a state."""
-    text = base64.urlsafe_b64encode(json.dumps({"model": MODEL, **state}).encode()).decode().rstrip("=")
-    return f"#{scene}~{text}"
-
-
-@pytest.fixture
-def page(browser, address):
-    """Open a scene; whatever the page logs as an error fails the test."""
-    browser.console.clear()
-
-    def open_(fragment, width=1400, *, dark=False, wait=FINAL):
-        browser.size(width, 900, dark=dark)
-        browser.open(f"http://{address}/{fragment}")
-        browser.wait(f"window.playground && {wait}")
-        return browser
-
-    yield open_
-    assert browser.console == []
-
-
-def regression(panels=("map",), points=POINTS, **more):
-    return link("regression", regression={"points": points, "panels": list(panels), "preset": "", **more})
-
-
-def points(browser):
-    return browser.run("playground.scene.state.points")
 
 
 def pixel(browser, x, y, panel=0):
@@ -183,12 +146,6 @@ def test_the_address_keeps_the_state(page):
     assert browser.run(read) == before
 
 
-def test_a_broken_link_opens_the_page(page):
-    browser = page("#regression~bm90IEpTT04", wait="playground.scene.panels?.length === 4")
-    assert browser.run("playground.state.regression.preset") == "gap"
-    browser.run("playground.send({ type: 'cancel' })")
-
-
 def drop(browser, name, text):
     browser.run(
         f"""(() => {{ const files = new DataTransfer();
@@ -230,9 +187,6 @@ def test_pictures_are_saved(page, tmp_path):
     assert (tmp_path / "credibly-regression-map.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-INSIDE = "document.querySelector('.inside')?.dataset.stage === 'final'"
-
-
 def value(browser, key):
     return float(browser.run(f"document.querySelector('[data-value={key}]').textContent").replace("−", "-"))
 
@@ -246,6 +200,23 @@ def test_inside_hmc(page):
     browser.wait(f"playground.scene.asked.step_size === 1.2 && {INSIDE}")
     assert careful > 0.95
     assert value(browser, "all-acceptance") < 0.9 * careful
+
+
+def test_inside_hmc_shows_the_steps_that_the_engine_runs(page):
+    browser = page(link("hmc", hmc={"step": 0.01, "length": 10, "speed": 1000}), wait=INSIDE)
+    assert browser.run("playground.scene.finished.gradients") == 60 * 400
+    shown = "document.querySelector('[data-value=steps]').textContent"
+    assert browser.run(shown) == "400 (cut from 1000)"
+    browser.run("playground.scene.showCode()")
+    assert "step_size=0.01, trajectory_length=4," in browser.run("document.getElementById('lines').textContent")
+    browser.run("document.getElementById('code').close()")
+    browser.run("playground.scene.set('step', 0.1), playground.scene.set('length', 1.1)")
+    browser.wait(f"playground.scene.asked.step_size === 0.1 && {INSIDE}")
+    assert browser.run("playground.scene.finished.gradients") == 60 * 11
+    assert browser.run(shown) == "11"
+    browser.run("playground.scene.showCode()")
+    assert "step_size=0.1, trajectory_length=1.1," in browser.run("document.getElementById('lines').textContent")
+    browser.run("document.getElementById('code').close()")
 
 
 def test_inside_variational_inference(page):

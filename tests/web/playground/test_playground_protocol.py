@@ -66,6 +66,8 @@ def changed(**changes):
         ({"type": "hmc", "id": 1, "density": "banana", "step_size": 0, "trajectory_length": 1}, "step_size must"),
         ({"type": "vi", "id": 1, "start": [0]}, "start must be a list of 2 to 2 entries"),
         ({"type": "probe", "id": 1, "x": [float("inf")]}, "x must be a number"),
+        ({"type": "probe", "id": 1, "x": [float("nan")]}, "x must be a number"),
+        ({"type": "probe", "id": 1, "x": [10**400]}, "x must be a number from -10000 to 10000, got 1000"),
         ([], "message must be an object, got a list"),
     ],
 )
@@ -84,8 +86,17 @@ def test_large_messages_are_refused_unread():
     assert sent[0]["message"].startswith("message must have at most 262,144 bytes")
 
 
+def test_a_bug_becomes_a_sentence(monkeypatch):
+    """No message may end the socket."""
+    sent = []
+    engine = Engine(sent.append)
+    monkeypatch.setattr(engine, "answer", lambda: 1 / 0)
+    engine.handle(json.dumps({"type": "probe", "id": 9, "x": [0]}))
+    assert sent == [{"type": "error", "id": 9, "message": "division by zero"}]
+
+
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIT, "x", "y", "hidden"]), inner),
     max_leaves=8,
 )

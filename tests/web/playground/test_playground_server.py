@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,9 @@ from typer.testing import CliRunner
 from credibly.cli import app, playground
 
 websockets = pytest.importorskip("websockets.sync.client")
+
+
+FIT_4 = '{"type": "fit", "id": 4}'
 
 
 def open_socket(address, origin=None, **options):
@@ -62,9 +66,49 @@ def test_a_browser_that_asks_for_an_icon_finds_no_error(address):
 
 def test_other_hosts_are_refused(address):
     assert get(address, "/", Host="evil.example")[0] == 421
+    assert get(address, "/", Host="LOCALHOST:9")[0] == 200
+    assert get(address, "/", Host="[::1]:9")[0] == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("host", ["[", "[::1", "", ":80"])
+def test_malformed_hosts_are_refused(address, host):
+    assert get(address, "/", Host=host)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "listening, named, status",
+    [
+        ("0.0.0.0", "192.168.0.5:8617", 200),
+        ("MyHost", "MyHost:8617", 200),
+        ("::", "[fe80::2]:8617", 200),
+        ("0.0.0.0", "[", 400),
+        ("127.0.0.1", "192.168.0.5:8617", 421),
+        ("::1", "[::1]:8617", 200),
+        ("LocalHost", "localhost:8617", 200),
+        ("LocalHost", "evil.example", 421),
+    ],
+)
+def test_hosts_depend_on_the_address_that_is_listened_on(listening, named, status, monkeypatch):
+    """The page is open to any name that reaches it unless only this machine can."""
+    import uvicorn
+    from starlette.testclient import TestClient
+
+    from credibly.web.playground import server
+
+    ran = []
+    monkeypatch.setattr(server, "WarmUp", mock.Mock())
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self: ran.append(self.config.app))
+    monkeypatch.setattr(server.torch, "set_num_threads", lambda count: None)
+    server.run_server(listening, 0, print)
+    client = TestClient(ran[0])
+    assert client.get("/", headers={"Host": named}).status_code == status
+    if status == 200:
+        own = {"Host": named, "Origin": f"http://{named.lower()}"}
+        with client.websocket_connect("/socket", headers=own) as page:
+            assert page.receive_json()["type"] == "hello"
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://["])
 def test_other_origins_are_refused(address, origin):
     from websockets.exceptions import InvalidStatus
 
@@ -79,7 +123,7 @@ def test_bad_messages_get_words_and_the_socket_stays(address):
         hello = json.loads(page.recv(timeout=30))
         assert hello["type"] == "hello"
         assert set(hello["scenes"]) == {"regression", "classification", "hmc", "vi"}
-        for bad in ("{", b"\x00\xff", "x" * 300_000, '{"type": "fit", "id": 4}'):
+        for bad in ("{", b"\x00\xff", "x" * 300_000, '{"type": "probe", "id": 3, "x": [1%s]}' % ("0" * 400), FIT_4):
             page.send(bad)
             answer = json.loads(page.recv(timeout=30))
             assert answer["type"] == "error"

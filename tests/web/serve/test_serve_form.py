@@ -150,6 +150,31 @@ def test_unusual_missing_and_impossible_inputs(page, client):
     assert all("entry" in one for one in page.console)
 
 
+def test_decimal_numbers_are_sent_as_numbers_and_the_rest_as_text(page, client):
+    page.open(client.base_url)
+    page.wait(READY)
+    page.run("window.sent = []; window.plain = fetch; 0")
+    record = "sent.push(JSON.parse(options.body)[0].age); return plain(path, options);"
+    page.run(f"window.fetch = (path, options) => {{ {record} }}; 0")
+    typed = {
+        "1e1": 10,
+        "+10.": 10,
+        "010": 10,
+        "-.5": -0.5,
+        "0x10": "0x10",
+        "0b1": "0b1",
+        "1e999": "1e999",
+        "1,5": "1,5",
+    }
+    for text, value in typed.items():
+        type_into(page, "age", text)
+        page.wait(f"sent.at(-1) === {json.dumps(value)} && !document.querySelector('.stale')")
+    type_into(page, "age", "0x10")
+    page.wait("document.getElementById('problem').textContent.includes(\"age = '0x10' is not a number\")")
+    page.run("document.getElementById('typical').click()")
+    page.wait(READY)
+
+
 @pytest.mark.parametrize("width, dark", [(400, False), (1400, True)])
 def test_every_run_fits_the_screen(page, all_runs, width, dark):
     page.open(f"{all_runs.base_url}/?run=kind", width, dark)

@@ -22,6 +22,7 @@ from served import records, refused, serving, wait
 from credibly.errors import InputError
 from credibly.storage.replacing import replace_folder as swap
 from credibly.web import app
+from credibly.web.serve.guard import route_path
 from credibly.web.serve.logs import JsonLines
 from credibly.web.serve.metrics import Histogram
 from credibly.web.serve.runs import ServedRun
@@ -70,6 +71,51 @@ class TestToken:
         with pytest.raises(InputError, match="at least 16") as found:
             app(numbers, token="short-secret")
         assert "short-secret" not in str(found.value)
+
+
+@pytest.fixture(scope="module")
+def mounted(numbers):
+    """A client of an application that has the server below a prefix."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.testclient import TestClient
+
+    outer = Starlette(routes=[Mount("/model", app(numbers, token=TOKEN, watch=0))])
+    return TestClient(outer)
+
+
+class TestMounted:
+    """The server below a prefix of another application."""
+
+    @pytest.mark.parametrize("path", ["/", "/docs", "/health", "/ready", "/pages/form.js"])
+    def test_pages_without_data_are_open(self, mounted, path):
+        assert mounted.get(f"/model{path}").status_code == 200
+
+    @pytest.mark.parametrize("path", ["/runs", "/columns", "/metrics", "/model/", "/pages", "/nothing"])
+    def test_everything_else_needs_the_token(self, mounted, path):
+        refused(mounted.get(f"/model{path}"), 401, "token")
+
+    def test_labels_are_those_of_the_routes(self, mounted):
+        mounted.get("/model/pages/style.css")
+        own = {"Authorization": f"Bearer {TOKEN}"}
+        assert mounted.get("/model/columns", headers=own).status_code == 200
+        text = mounted.get("/model/metrics", headers=own).text
+        assert 'path="/pages/style.css"' in text
+        assert "/model" not in text
+
+
+@pytest.mark.parametrize(
+    "path, root, expected",
+    [
+        ("/ready", "", "/ready"),
+        ("/model/ready", "/model", "/ready"),
+        ("/model/", "/model", "/"),
+        ("/modelling/ready", "/model", "/modelling/ready"),
+        ("/model", "/model", "/model"),
+    ],
+)
+def test_paths_within_the_application(path, root, expected):
+    assert route_path({"path": path, "root_path": root}) == expected
 
 
 def test_hosts(numbers):
@@ -153,6 +199,14 @@ class TestDescription:
         assert days["kind"] == "date"
         assert re.fullmatch(r"2024-\d\d-\d\d", days["example"])
         assert days["low"] < days["example"] < days["high"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_metrics_that_are_not_finite_are_null(client, value, monkeypatch):
+    metrics = client.app.state.server.slots["progress"].current.run.figures
+    monkeypatch.setitem(metrics, "rmse", value)
+    assert client.get("/runs").json()["runs"][0]["metrics"]["rmse"] is None
+    assert client.get("/columns").json()["metrics"]["rmse"] is None
 
 
 class TestMetrics:

@@ -22,6 +22,7 @@ from credibly.web.playground.protocol import (
     FitRequest,
     HMCRequest,
     ProbeRequest,
+    Request,
     VIRequest,
     read,
     request_id,
@@ -54,12 +55,17 @@ class Engine:
         return self.jobs[-1] if self.jobs else None
 
     def handle(self, text: str | bytes) -> None:
-        """Start the work of a message, or answer immediately. Anything wrong with it becomes an error message."""
+        """Start the work of a message, or answer immediately. Whatever goes wrong becomes an error message."""
         try:
-            request = read(text)
+            self._handle(read(text))
         except InputError as error:
             self.send({"type": "error", "id": _id(text), "message": str(error)})
-            return
+        except Exception as error:
+            # A bug: the page shows a sentence, the terminal the traceback.
+            logging.getLogger(__name__).exception("a message could not be answered")
+            self.send({"type": "error", "id": _id(text), "message": _sentence(error)})
+
+    def _handle(self, request: Request) -> None:
         if isinstance(request, ProbeRequest):
             with self.lock:
                 # Only the latest input counts. A running job answers between two steps; without one, answer here.
@@ -134,8 +140,7 @@ class Job:
                 # A bug: the page shows a sentence, the terminal the traceback.
                 logging.getLogger(__name__).exception("request %s failed", self.request.id)
             if not self.cancel.is_set():
-                message = str(error).split("\n")[0][:300] or type(error).__name__
-                self.engine.send({"type": "error", "id": self.request.id, "message": message})
+                self.engine.send({"type": "error", "id": self.request.id, "message": _sentence(error)})
         finally:
             self.finish()
 
@@ -162,6 +167,11 @@ class Job:
                     self.done = True
                     return
             self.engine.answer()
+
+
+def _sentence(error: Exception) -> str:
+    """Return the first line of an error, for the page."""
+    return str(error).split("\n")[0][:300] or type(error).__name__
 
 
 def _id(text: str | bytes) -> int | None:

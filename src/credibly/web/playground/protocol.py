@@ -200,8 +200,8 @@ def request_id(value: Any) -> int | None:
 
 def number(name: str, value: Any, low: float, high: float) -> float:
     """Return a finite number within limits, or raise."""
-    bad = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
-    if bad or not low <= value <= high:
+    # Compared before any conversion: an integer of hundreds of digits is too large for a float. NaN is not in order.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise InputError(name, f"must be a number from {low:g} to {high:g}, got {_kind(value)}")
     return float(value)
 

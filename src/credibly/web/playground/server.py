@@ -22,13 +22,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from credibly.web.playground.engine import Engine, hello
 from credibly.web.playground.protocol import MAX_BYTES, OPTIONS
+from credibly.web.serve.server import LOOPBACK, loopback_hosts
 
 STATIC = Path(__file__).parent / "static"
 # Maximum number of open pages: each may keep a core busy.
 MAX_SOCKETS = 16
 # Bytes at which the connection is closed; a smaller message that is still too large gets an error message.
 CLOSING_BYTES = 4 * MAX_BYTES
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     b"connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -41,8 +41,11 @@ HEADERS = {
 def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
     """Return the ASGI application.
 
-    Requests that name another host than `hosts` are refused, so that no other site can reach it under its own
-    name, and so are sockets opened by a page of another origin.
+    Sockets opened by a page of another origin are refused.
+
+    Args:
+        hosts: names that the Host header may have; any if empty. Listing those of a loopback address keeps
+            other sites from reaching it under their own name.
     """
     sockets: set[WebSocket] = set()
 
@@ -108,27 +111,39 @@ def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[dict[str, Any]], 
 
 def same_origin(websocket: WebSocket) -> bool:
     """Return whether a socket was opened by the playground's own page: browsers always send the origin."""
-    origin = websocket.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == websocket.headers.get("host")
+    origin, host = websocket.headers.get("origin"), websocket.headers.get("host", "")
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
+
+
+def host_name(header: str) -> str | None:
+    """Return the name in a Host header, in lower case and without brackets or port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
 
 
 class Guard:
     """Refuses requests for other hosts, and adds headers that keep the page to itself."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
-        self.app, self.hosts = app, hosts
+        self.app, self.hosts = app, frozenset(host.strip("[]").lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or socket."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if urlsplit(f"//{named}").hostname not in self.hosts:
+        name = host_name(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+        if name is None or (self.hosts and name not in self.hosts):
+            status, reason = (400, "malformed host") if name is None else (421, "unknown host")
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": "unknown host"})
+                await send({"type": "websocket.close", "code": 1008, "reason": reason})
             else:
-                await PlainTextResponse("unknown host\n", 421)(scope, receive, send)
+                await PlainTextResponse(f"{reason}\n", status)(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
@@ -180,7 +195,7 @@ def run_server(host: str, port: int, ready: Callable[[str], None]) -> None:
 
     # Fits are small: more threads would only contend with each other.
     torch.set_num_threads(1)
-    app = make_app((*LOOPBACK, host))
+    app = make_app(loopback_hosts(host))
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", ws_max_size=CLOSING_BYTES)
     config.timeout_graceful_shutdown = 1
     warm = WarmUp()

@@ -31,7 +31,8 @@ def run_trajectories(request: HMCRequest, send: Send, cancelled: Callable[[], bo
     theta = plane.starts.clone()
     likelihood, gradient = target.likelihood_and_grad(theta)
     state = State(theta, gradient, likelihood, target.log_prior(theta), torch.zeros_like(theta))
-    steps = min(MAX_STEPS, max(1, math.ceil(request.trajectory_length / request.step_size)))
+    # As in `HMC`: a length of 1.1 is eleven steps of 0.1, although their quotient is rounded up.
+    steps = min(MAX_STEPS, max(1, math.ceil(request.trajectory_length / request.step_size - 1e-9)))
     size = torch.full((len(theta), 1), request.step_size, dtype=theta.dtype)
     draws, acceptances, divergences = [], 0.0, 0
     for iteration in range(request.trajectories):

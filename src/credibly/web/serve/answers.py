@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from credibly.tables.files.writing import written
@@ -32,6 +33,15 @@ def accepted_type(header: str) -> str:
     return best
 
 
+def strict_json(value: Any) -> Any:
+    """Return a JSON value with null in place of NaN and infinite numbers, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: strict_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def encode(columns: dict[str, Any], kind: str, facts: dict[str, Any]) -> bytes:
     """Return columns of predictions in one of TYPES; JSON also holds `facts` on the run, before the predictions."""
     if kind == CSV:
@@ -40,5 +50,5 @@ def encode(columns: dict[str, Any], kind: str, facts: dict[str, Any]) -> bytes:
     if kind == LINES:
         return lines
     # The lines are objects already, without line breaks in them.
-    start = json.dumps(facts, ensure_ascii=False)[:-1].encode()
+    start = json.dumps(strict_json(facts), ensure_ascii=False)[:-1].encode()
     return b'%s, "predictions": [%s]}\n' % (start, lines.rstrip(b"\n").replace(b"\n", b", "))

@@ -22,10 +22,10 @@ from starlette.routing import Route
 
 from credibly.errors import InputError
 from credibly.web.serve.abstention import abstention_facts, uncertainty_of
-from credibly.web.serve.answers import TYPES, accepted_type, encode
+from credibly.web.serve.answers import TYPES, accepted_type, encode, strict_json
 from credibly.web.serve.columns import describe_columns
 from credibly.web.serve.errors import RequestError
-from credibly.web.serve.guard import Guard
+from credibly.web.serve.guard import Guard, route_path
 from credibly.web.serve.limits import TimeLimit, read_body
 from credibly.web.serve.logs import event
 from credibly.web.serve.metrics import ROWS, TEXT, Metrics
@@ -225,7 +225,7 @@ class Server:
         """Return the handler of a page or a file that it needs."""
 
         async def handler(request: Request) -> Response:
-            request.scope["credibly_label"] = request.scope["path"]
+            request.scope["credibly_label"] = route_path(request.scope)
             return Response(self.texts[name], media_type=PAGES[name])
 
         return handler
@@ -235,17 +235,17 @@ class Server:
         request.scope["credibly_label"] = "/openapi.json"
         runs = {name: slot.current for name, slot in self.slots.items()}
         token = self.settings.token is not None
-        return JSONResponse(openapi(runs, token=token, max_rows=self.settings.max_rows))
+        return JSONResponse(strict_json(openapi(runs, token=token, max_rows=self.settings.max_rows)))
 
     async def columns(self, request: Request) -> Response:
         """Return the columns of a run."""
         slot = self._slot(request, "/columns")
-        return JSONResponse(slot.facts() | {"columns": describe_columns(slot.current)})
+        return JSONResponse(strict_json(slot.facts() | {"columns": describe_columns(slot.current)}))
 
     async def list_runs(self, request: Request) -> Response:
         """Return the list of runs."""
         request.scope["credibly_label"] = "/runs"
-        return JSONResponse({"runs": [slot.facts() for slot in self.slots.values()]})
+        return JSONResponse(strict_json({"runs": [slot.facts() for slot in self.slots.values()]}))
 
     async def health(self, request: Request) -> Response:
         """Report that the process is alive."""

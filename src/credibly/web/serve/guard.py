@@ -35,6 +35,12 @@ HEADERS = [
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path of a request within the application, which may be mounted below a prefix of another one."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if path.startswith(f"{root}/") else path
+
+
 class Guard:
     """ASGI middleware around the routes.
 
@@ -113,7 +119,8 @@ class Guard:
                 found = f"host {printable(host[:80])!r} is not served here"
                 raise RequestError(421, found, argument="Host", advice=f"Use {self.settings.hosts[0]}")
         token = self.settings.token
-        if token is None or scope["path"] in OPEN or scope["path"].startswith(PAGES):
+        path = route_path(scope)
+        if token is None or path in OPEN or path.startswith(PAGES):
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         # Compare in constant time, so that response times do not reveal a correct prefix.

@@ -25,7 +25,7 @@ KEEP_ALIVE = 75
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to a host."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -48,13 +48,17 @@ function typical() {
   predict();
 }
 
-/** Return the row in the form: numbers in numeric columns, null for empty fields. */
+// A decimal number. Number() also reads 0x10, which the server refuses.
+const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** Return the row in the form: numbers in numeric columns, null for empty fields, and the text of everything else. */
 function row() {
   return Object.fromEntries(run.columns.map((column, number) => {
     const text = at(`field-${number}`).value.trim();
     if (text === "") return [column.name, null];
-    const value = Number(text);
-    return [column.name, column.kind === "numeric" && Number.isFinite(value) ? value : text];
+    // The point of a number is decimal here; in text, the server reads it as the run's files were written.
+    const value = column.kind === "numeric" && DECIMAL.test(text) ? Number(text) : NaN;
+    return [column.name, Number.isFinite(value) ? value : text];
   }));
 }
 

@@ -1,37 +1,39 @@
 // The controls beside a scene: presets, sliders and choices, built from short descriptions.
 
+import { LIMITS, nextSeed, PANELS } from "./limits.js";
 import { html, show } from "./plot.js";
 import { PRESETS } from "./presets.js";
 
-const slider = (key, label, low, high, more = {}) => ({ kind: "slider", key, label, low, high, ...more });
-const choice = (key, label, options, more = {}) => ({ kind: "choice", key, label, options, ...more });
+const slider = (key, label, limits, more = {}) => ({ kind: "slider", key, label, ...limits, ...more });
+const choice = (key, label, { options }, more = {}) => ({ kind: "choice", key, label, options, ...more });
+const { model: M, hmc: H, vi: V, classification: C } = LIMITS;
 
 const MODEL = [
-  slider("prior", "Prior scale", 0.3, 10, { log: true, hint: "Standard deviation of the weights, times the root of the fan-in." }),
-  slider("noise", "Noise", 0.02, 1, { log: true, only: "regression", hint: "Standard deviation of y around the function." }),
+  slider("prior", "Prior scale", M.prior, { hint: "Standard deviation of the weights, times the root of the fan-in." }),
+  slider("noise", "Noise", M.noise, { only: "regression", hint: "Standard deviation of y around the function." }),
   { kind: "check", key: "predicted", label: "Noise predicted by the network", only: "regression" },
-  slider("likelihood", "Likelihood temperature", 0.01, 100, { log: true, hint: "Below 1 the data count for more rows than there are." }),
-  slider("posterior", "Posterior temperature", 0.01, 100, { log: true, hint: "Below 1: a cold posterior, sharper than Bayes." }),
-  slider("width", "Width", 2, 64, { step: 1 }),
-  slider("depth", "Hidden layers", 1, 3, { step: 1 }),
-  choice("activation", "Activation", { tanh: "tanh", silu: "SiLU", relu: "ReLU" }),
-  slider("rate", "Dropout rate", 0.01, 0.6, { step: 0.01, method: "dropout" }),
-  slider("chains", "Chains of HMC", 2, 8, { step: 1 }),
+  slider("likelihood", "Likelihood temperature", M.likelihood, { hint: "Below 1 the data count for more rows than there are." }),
+  slider("posterior", "Posterior temperature", M.posterior, { hint: "Below 1: a cold posterior, sharper than Bayes." }),
+  slider("width", "Width", M.width),
+  slider("depth", "Hidden layers", M.depth),
+  choice("activation", "Activation", M.activation),
+  slider("rate", "Dropout rate", M.rate, { method: "dropout" }),
+  slider("chains", "Chains of HMC", M.chains),
 ];
 
 const HMC = [
-  choice("density", "Density", { banana: "Banana", funnel: "Funnel", modes: "Two modes", network: "Network: plane of three modes" }),
-  slider("step", "Step size", 0.01, 2, { log: true, hint: "Of the leapfrog integrator." }),
-  slider("length", "Trajectory length", 0.05, 10, { log: true, hint: "Step size times number of steps." }),
-  slider("chains", "Chains", 1, 4, { step: 1 }),
-  slider("speed", "Leapfrog steps per second", 5, 1000, { log: true, still: true }),
+  choice("density", "Density", H.density),
+  slider("step", "Step size", H.step, { hint: "Of the leapfrog integrator." }),
+  slider("length", "Trajectory length", H.length, { hint: "Step size times number of steps." }),
+  slider("chains", "Chains", H.chains),
+  slider("speed", "Leapfrog steps per second", H.speed, { still: true }),
 ];
 
 const VI = [
-  choice("family", "Family of q", { "mean-field": "Mean field", "full-rank": "Full rank" }),
-  slider("points", "Data points", 1, 60, { step: 1 }),
-  slider("noise", "Noise", 0.05, 2, { log: true }),
-  slider("prior", "Prior scale", 0.5, 3, { log: true }),
+  choice("family", "Family of q", V.family),
+  slider("points", "Data points", V.points),
+  slider("noise", "Noise", V.noise),
+  slider("prior", "Prior scale", V.prior),
 ];
 
 export class Controls {
@@ -60,7 +62,7 @@ export class Controls {
     const known = MODEL.filter((one) => (!one.only || one.only === scene) && (!one.method || this.app.methods.includes(one.method)));
     this.group("Model", known.map((one) => this.field(one, model, set)));
     const seed = () => {
-      model.seed += 1;
+      model.seed = nextSeed(model.seed);
       this.app.scene.changed();
     };
     this.node.append(html("button", { type: "button", onclick: seed }, "Another seed"));
@@ -87,7 +89,7 @@ export class Controls {
       buttons.append(html("button", { type: "button", "data-preset": name, onclick: press }, one.label));
     }
     this.say = html("p", { class: "say" });
-    const eraser = html("button", { type: "button", "aria-pressed": "false" }, "Erase");
+    const eraser = html("button", { type: "button", "aria-pressed": String(this.app.scene.eraser) }, "Erase");
     eraser.addEventListener("click", () => {
       this.app.scene.eraser = !this.app.scene.eraser;
       eraser.setAttribute("aria-pressed", String(this.app.scene.eraser));
@@ -109,7 +111,7 @@ export class Controls {
     }));
     const panels = (key, value) => this.app.scene.setCount(value);
     const count = { get count() { return own.panels.length; } };
-    nodes.push(this.field(slider("count", "Panels", 1, 4, { step: 1 }), count, panels));
+    nodes.push(this.field(slider("count", "Panels", PANELS), count, panels));
     this.group("Data", nodes);
   }
 
@@ -125,9 +127,9 @@ export class Controls {
     };
     const labels = (key, value) => (this.app.scene.label = Number(value));
     return [
-      this.field(choice("label", "Add points of class", { 0: "circle", 1: "square" }), { label: "0" }, labels),
-      this.field(choice("map", "Show", { probability: "Probability", epistemic: "Epistemic: mutual information", aleatoric: "Aleatoric" }), own, redraw),
-      this.field(slider("far", "How far away?", 1, 30, { log: true, hint: "Zoom out: what does it predict far from all data?" }), own, zoom),
+      this.field(choice("label", "Add points of class", { options: { 0: "circle", 1: "square" } }), this.app.scene, labels),
+      this.field(choice("map", "Show", C.map), own, redraw),
+      this.field(slider("far", "How far away?", C.far, { hint: "Zoom out: what does it predict far from all data?" }), own, zoom),
     ];
   }
 

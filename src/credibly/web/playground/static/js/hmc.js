@@ -2,10 +2,13 @@
 
 import { problemLines } from "./code.js";
 import { round } from "./fitting.js";
+import { LEAPS, nextSeed } from "./limits.js";
 import { html, levels, make, Plot, show } from "./plot.js";
 import { save } from "./save.js";
 
 const TRAJECTORIES = 60;
+// Leapfrog steps of a trajectory, as the engines count them.
+const leaps = (length, step) => Math.ceil(length / step - 1e-9);
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class InsideHMC {
@@ -50,10 +53,16 @@ export class InsideHMC {
     this.asked = null;
   }
 
+  // The length that the engines run: they take at most so many steps.
+  get length() {
+    const { length, step } = this.state;
+    return leaps(length, step) > LEAPS ? Number((LEAPS * step).toPrecision(12)) : length;
+  }
+
   request() {
-    const { density, step, length, chains, seed } = this.state;
+    const { density, step, chains, seed } = this.state;
     const fit = this.app.scenes.regression.request();
-    const request = { type: "hmc", id: fit.id, density, step_size: step, trajectory_length: length, chains, seed };
+    const request = { type: "hmc", id: fit.id, density, step_size: step, trajectory_length: this.length, chains, seed };
     request.trajectories = TRAJECTORIES;
     return density === "network" ? { ...request, data: fit.data, model: fit.model } : request;
   }
@@ -167,9 +176,11 @@ export class InsideHMC {
     const { ended, finished } = this;
     const mean = ended.length ? ended.reduce((sum, one) => sum + (one.acceptance ?? 0), 0) / ended.length : null;
     const last = ended.at(-1);
+    const { step, length } = this.state;
+    const cut = this.length < length ? ` (cut from ${leaps(length, step)})` : "";
     const rows = [
       ["trajectories", `${ended.length} of ${TRAJECTORIES * this.state.chains}`, "count"],
-      ["leapfrog steps each", String(Math.ceil(this.state.length / this.state.step - 1e-9)), "steps"],
+      ["leapfrog steps each", `${leaps(this.length, step)}${cut}`, "steps"],
       ["energy error, last", show(last?.energy_error.at(-1)), "error"],
       ["acceptance so far", show(mean), "acceptance"],
       ["divergences so far", String(ended.filter((one) => one.divergent).length), "divergences"],
@@ -187,8 +198,8 @@ export class InsideHMC {
   }
 
   showCode() {
-    const { density, step, length, chains, seed } = this.state;
-    const settings = `chains=${chains}, draws=${TRAJECTORIES}, warmup=0, step_size=${step}, trajectory_length=${length}`;
+    const { density, step, chains, seed } = this.state;
+    const settings = `chains=${chains}, draws=${TRAJECTORIES}, warmup=0, step_size=${step}, trajectory_length=${this.length}`;
     if (density === "network") {
       const request = { ...this.app.scenes.regression.request(), scene: "regression" };
       this.app.showCode([...problemLines(request), `posterior = cr.HMC(${settings}, init="ensemble").fit(problem, seed=${seed})`,
@@ -209,7 +220,7 @@ export class InsideHMC {
   }
 
   again() {
-    this.state.seed += 1;
+    this.state.seed = nextSeed(this.state.seed);
     this.changed();
   }
 

@@ -4,6 +4,7 @@ import { Classification } from "./classification.js";
 import { Controls } from "./controls.js";
 import { readPoints } from "./csv.js";
 import { InsideHMC } from "./hmc.js";
+import { PANELS } from "./limits.js";
 import { Regression } from "./regression.js";
 import { decode, encode } from "./state.js";
 import { transport } from "./transport.js";
@@ -23,6 +24,7 @@ class App {
     for (const scene of [new Regression(this), new Classification(this), new InsideHMC(this), new InsideVI(this)]) {
       this.scenes[scene.name] = scene;
     }
+    this.offered = Object.keys(this.scenes);
     this.engine = transport();
     this.engine.onmessage = (message) => this.receive(message);
     this.engine.onstate = (state) => this.connection(state);
@@ -71,7 +73,8 @@ class App {
       for (const button of document.querySelectorAll("[data-scene]")) {
         button.hidden = !message.scenes.includes(button.dataset.scene);
       }
-      this.open(message.scenes.includes(this.state.scene) ? this.state.scene : message.scenes[0]);
+      this.offered = message.scenes;
+      this.open(this.state.scene);
     } else if (message.type === "error" && message.id === null) this.hint(message.message);
     else this.shown?.receive(message);
   }
@@ -80,12 +83,23 @@ class App {
   restrict() {
     for (const name of ["regression", "classification"]) {
       const own = this.state[name];
-      own.panels = own.panels.filter((method) => this.methods.includes(method)).slice(0, 4);
+      own.points = own.points.slice(0, this.limit);
+      own.panels = own.panels.filter((method) => this.methods.includes(method)).slice(0, PANELS.high);
       if (!own.panels.length) own.panels = [this.methods.at(-1)];
     }
   }
 
-  open(name) {
+  open(wanted) {
+    const name = this.offered.includes(wanted) ? wanted : this.offered[0];
+    try {
+      this.show(name);
+    } catch (error) {
+      console.error(error);
+      this.hint(`This scene cannot be shown (${error.message}). Remove what follows # in the address and load the page again.`);
+    }
+  }
+
+  show(name) {
     this.shown?.leave();
     this.state.scene = name;
     this.restrict();
@@ -142,7 +156,8 @@ class App {
   }
 
   async copy(text, button) {
-    const before = button.textContent;
+    // Not what a second click finds there: that is "Copied".
+    button.dataset.label ??= button.textContent;
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
@@ -150,7 +165,7 @@ class App {
       button.textContent = "Press Ctrl-C";
       getSelection().selectAllChildren(find("lines"));
     }
-    setTimeout(() => (button.textContent = before), 1200);
+    setTimeout(() => (button.textContent = button.dataset.label), 1200);
   }
 }
 

@@ -1,6 +1,9 @@
 // The state of the page, and how it travels in the address: copy the link, get the same page.
 
+import { allowed, COORDINATE, LABEL, LIMITS, PROBE, START, within } from "./limits.js";
 import { preset } from "./presets.js";
+
+const SCENES = ["regression", "classification", "hmc", "vi"];
 
 export function defaults() {
   return {
@@ -60,20 +63,30 @@ export function encode(state) {
 export function decode(hash) {
   const state = defaults();
   const [scene, text] = hash.replace(/^#/, "").split("~");
-  if (Object.hasOwn(state, scene) && scene !== "model" && scene !== "scene") state.scene = scene;
+  if (SCENES.includes(scene)) state.scene = scene;
   if (!text) return state;
   try {
     merge(state, JSON.parse(plain(text)));
   } catch {
     return defaults();
   }
-  for (const [name, length] of [["regression", 2], ["classification", 3]]) {
-    const own = state[name];
-    own.points = own.points.filter((point) => numbers(point, length));
-    if (!numbers(own.probe, length - 1)) own.probe = defaults()[name].probe;
-  }
-  if (!numbers(state.vi.start, 2)) state.vi.start = defaults().vi.start;
+  restrict(state, defaults());
   return state;
+}
+
+// Brings whatever a link holds within the limits of the controls.
+function restrict(state, base) {
+  if (!SCENES.includes(state.scene)) state.scene = base.scene;
+  for (const [group, settings] of Object.entries(LIMITS)) {
+    for (const [key, limits] of Object.entries(settings)) state[group][key] = allowed(state[group][key], limits, base[group][key]);
+  }
+  for (const [name, ranges] of [["regression", [COORDINATE, COORDINATE]], ["classification", [COORDINATE, COORDINATE, LABEL]]]) {
+    const own = state[name];
+    const inputs = ranges.length - 1;
+    own.points = own.points.filter((point) => numbers(point, inputs + 1)).map((point) => point.map((v, i) => within(v, ranges[i])));
+    own.probe = (numbers(own.probe, inputs) ? own.probe : base[name].probe).map((v) => within(v, PROBE));
+  }
+  state.vi.start = (numbers(state.vi.start, 2) ? state.vi.start : base.vi.start).map((v) => within(v, START));
 }
 
 function numbers(values, length) {

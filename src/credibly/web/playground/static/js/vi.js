@@ -1,7 +1,8 @@
 // Inside variational inference: q over two weights, its free energy, and the two directions of the KL divergence.
 
-import { random } from "./presets.js";
+import { nextSeed, START, within } from "./limits.js";
 import { ellipse, html, levels, make, Plot, show } from "./plot.js";
+import { random } from "./presets.js";
 import { save } from "./save.js";
 
 const STEPS = 600;
@@ -57,7 +58,7 @@ export class InsideVI {
   }
 
   start(x, y) {
-    this.state.start = [x, y].map((v) => Number(Math.max(-9, Math.min(9, v)).toFixed(2)));
+    this.state.start = [x, y].map((v) => Number(within(v, START).toFixed(2)));
     this.changed();
   }
 
@@ -192,7 +193,7 @@ export class InsideVI {
   }
 
   again() {
-    this.state.seed += 1;
+    this.state.seed = nextSeed(this.state.seed);
     this.changed();
   }
 
