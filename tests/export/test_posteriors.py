@@ -230,3 +230,27 @@ def test_a_graph_that_differs_from_predict_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(cr.InputError, match="differs from predict.*Nothing was written"):
         posterior.export(tmp_path / "model.pt2", overwrite=True)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_graph_of_nan_is_not_kept(tmp_path, monkeypatch):
+    nan = torch.full((3,), torch.nan)
+    monkeypatch.setattr("credibly.export.graph.summarise", lambda *given: (torch.full((3, 2), torch.nan), *[nan] * 3))
+    with pytest.raises(cr.InputError, match=r"differs from predict by inf"):
+        drawn(mlp(), L.Bernoulli()).export(tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_saved_program_is_what_is_compared(tmp_path, monkeypatch):
+    one, other = drawn(mlp(), L.Gaussian(0.5)), drawn(mlp(), L.Gaussian(5.0))
+    other.export(tmp_path / "other.pt2")
+    content = (tmp_path / "other.pt2").read_bytes()
+    monkeypatch.setattr(torch.export, "save", lambda program, path: path.write_bytes(content))
+    with pytest.raises(cr.InputError, match="differs from predict"):
+        one.export(tmp_path / "model.pt2")
+    assert [file.name for file in tmp_path.iterdir()] == ["other.pt2"]
+
+
+def test_a_graph_that_onnxruntime_cannot_run_is_refused_with_words(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(cr.InputError, match="onnxruntime cannot run the exported graph"):
+        onnx_session(tmp_path / "model.onnx")
