@@ -155,5 +155,28 @@ def test_a_frame_is_predicted_like_a_file(place):
         model.predict(frame, {"level": 0.9})
 
 
+def test_a_frame_is_read_by_the_conventions_of_the_training_table(tmp_path):
+    """Codes of missing values, decimal commas and dates with the day first."""
+    rng = np.random.default_rng(0)
+    size, days = rng.normal(size=60), pd.date_range("2024-01-13", periods=60).strftime("%d/%m/%Y")
+    frame = pd.DataFrame({"code": np.where(size > 1, -999.0, size), "size": size, "day": days, "y": size + 1})
+    frame["size"] = [f"{value:.2f}".replace(".", ",") for value in size]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit = (*FIT[:2], "--method", "map", "--set", "steps=5", "--hidden", "4", "--quiet", "--holdout", "0.2")
+    words = ("--target", "y", "--out", tmp_path / "run", "--na=-999", *fit)
+    assert call("fit", tmp_path / "t.csv", *words).exit_code == 0
+    assert call("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p.csv", "--quiet").exit_code == 0
+    expected, model = read(tmp_path / "p.csv"), RunModel(tmp_path / "run")
+    assert set(model.run.model.preparation.conventions.decimals) == {"size"}
+    for given in (frame, frame.astype({"size": "string", "day": "category"})):
+        found = model.predict(given)
+        for name in ("mean", "std"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    with pytest.raises(cr.InputError, match="column of several types"):
+        model.predict(frame.assign(size=[1.0, "1,5"] * 30))
+    with pytest.raises(cr.InputError, match="more than one column named 'size'"):
+        model.predict(frame[["size", "size", "day"]])
+
+
 def test_the_commands_are_listed():
     assert {"export", "card"} <= {command.name for command in app.registered_commands}

@@ -181,6 +181,13 @@ def record_batch(
     return next(_typed(iter([batch]), list(found), frozenset(numeric), ".", conventions))
 
 
+def typed_batch(
+    batch: pa.RecordBatch, numeric: Collection[str], conventions: Conventions
+) -> tuple[pa.RecordBatch, Notes]:
+    """Return cells with types, such as those of a data frame, as `batches` reads them from a file with types."""
+    return next(_typed(iter([batch]), batch.schema.names, frozenset(numeric), ".", conventions))
+
+
 def _typed(
     stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str, conventions: Conventions
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:
