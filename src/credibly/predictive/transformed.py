@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,8 +25,9 @@ from credibly.likelihoods import Likelihood, StudentT
 from credibly.likelihoods.base import Extra, IndependentTargets
 from credibly.likelihoods.continuous import LocationScale
 from credibly.predictive.base import Predictive
+from credibly.predictive.joined import JoinedPredictive
 from credibly.predictive.rescaling import in_units, with_likelihood
-from credibly.predictive.transforms import Transform
+from credibly.predictive.transforms import FAR, Transform
 
 NODES = 20  # nodes of the quadrature over normal noise: exact for polynomials of degree 39
 # Heavy tails take the trapezoidal rule over t with noise sinh(t), to 2e8 scales, where the integrand has decayed.
@@ -38,9 +39,10 @@ FARTHEST = 1e100  # values outside the domain of a transform are moved here
 class Transformed(IndependentTargets):
     """The likelihood of y with T(y) = location + scale * z, given that of a real target z. Results are float64.
 
-    For means and variances, values beyond the limits of a transform are clipped to them. Without limits, if the tails
-    of the noise are too heavy for the mean of y to exist (Student-t noise on a log scale), the location, which is the
-    median, replaces the mean, and the variance is infinite. Quantiles and densities are exact in any case.
+    For means and variances, values beyond the limits of a transform are clipped to them. Far from the training data all
+    draws may lie beyond, where the mean is the limit and the variance close to 0: see `near_limits`. Without limits, if
+    the tails of the noise are too heavy for the mean of y to exist (Student-t noise on a log scale), the location,
+    which is the median, replaces the mean, and the variance is infinite. Quantiles and densities are exact in any case.
     """
 
     inner: LocationScale
@@ -204,3 +206,31 @@ def in_original_units(
         raise InputError("likelihood", f"must have a location and a scale, got {type(inner).__name__}")
     likelihood = Transformed(inner, transforms, location, scale, axis=inner.axis, squeeze=inner.squeeze)
     return with_likelihood(predictive, likelihood)
+
+
+def on_fitted_scale(predictive: Predictive) -> Predictive:
+    """Return the predictions of z = (T(y) - location) / scale from those of a transformed y, or others unchanged.
+
+    Nothing is clipped there, so the uncertainty keeps growing where the mean and variance of y stop at their limits.
+    """
+    if isinstance(predictive, JoinedPredictive):
+        return JoinedPredictive([on_fitted_scale(part) for part in predictive.parts], predictive.places)
+    likelihood = predictive.likelihood
+    return with_likelihood(predictive, likelihood.inner) if isinstance(likelihood, Transformed) else predictive
+
+
+def near_limits(mean: Tensor, transforms: Sequence[Transform]) -> Tensor:
+    """Return the rows (N,) with a mean (N,) or (N, K) closer to a limit of its transform than to the training targets.
+
+    Up to there, at most about half of the draws are clipped, and the variance of y is large. Beyond, it shrinks to 0 as
+    the rest are.
+    """
+    columns = mean.reshape(len(mean), -1)
+    found = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
+    for k, transform in enumerate(transforms):
+        if transform.limits is not None:
+            low, high = transform.limits
+            # The limits are FAR ranges of the training targets away from them on either side.
+            margin = (high - low) * (FAR / 2) / (2 * FAR + 1)
+            found |= (columns[:, k] < low + margin) | (columns[:, k] > high - margin)
+    return found
