@@ -12,7 +12,7 @@ from torch import nn
 import credibly as cr
 from credibly.export.files import TOLERANCE, onnx_session
 from credibly.export.quantiles import graph_quantiles
-from credibly.export.tails import standard_cdf
+from credibly.export.tails import graph_normal, standard_cdf
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
@@ -174,6 +174,8 @@ def test_tails_have_all_their_digits(df):
     normal, student = standard_cdf(L.Gaussian(1.0)), standard_cdf(L.StudentT(1.0, df=df))
     np.testing.assert_allclose(normal(z), stats.norm.cdf(z), rtol=1e-9)
     np.testing.assert_allclose(student(z), stats.t.cdf(z, df), rtol=1e-9)
+    infinite = torch.tensor([-torch.inf, -200.0, *z, torch.inf], dtype=torch.float64)
+    np.testing.assert_allclose(graph_normal().log_cdf(infinite), stats.norm.logcdf(infinite), rtol=1e-8)
 
 
 @pytest.mark.parametrize(
