@@ -1,6 +1,8 @@
 """Runs of tables as graphs, from cells to predictions, beside `credibly predict`; cards and data frames from runs."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ from credibly.export.card import model_card
 from credibly.export.files import onnx_session
 from credibly.export.pyfunc import RunModel
 from credibly.export.tables import export_run
+from credibly.storage.sealed import write_facts
 from credibly.tables.run import TableRun
 from own_tables import call, diabetes, read, wine, write
 
@@ -151,9 +154,31 @@ def test_the_card_has_what_the_run_stores(place):
     again = call("card", place / "diabetes", "--out", place / "MODEL_CARD.md")
     assert again.exit_code == 2
     assert "--force" in again.stderr
-    (place / "diabetes" / "results.json").rename(place / "kept.json")
-    assert "write it with `credibly report`" in model_card(place / "diabetes")
-    (place / "kept.json").rename(place / "diabetes" / "results.json")
+    assert "`credibly card` computes it" in model_card(place / "diabetes")
+
+
+def test_the_card_shows_nothing_that_no_checksum_covers(place, tmp_path):
+    """A forged results.json, or a pipe in its place, changes nothing; fields that table.json lacks are named."""
+    run = tmp_path / "run"
+    shutil.copytree(place / "diabetes", run)
+    assert call("card", run, "--out", tmp_path / "card.md").exit_code == 0
+    known = (tmp_path / "card.md").read_text()
+    for forged in ('{"verdict": ["Perfect."], "baseline": {"rmse": 1e9}}', '{"baseline": [1]}', "[" * 100_000, None):
+        (run / "results.json").unlink()
+        if forged is None:
+            os.mkfifo(run / "results.json")
+        else:
+            (run / "results.json").write_text(forged)
+        assert call("card", run, "--out", tmp_path / "card.md", "--force").exit_code == 0
+        assert (tmp_path / "card.md").read_text() == known
+    facts = json.loads((run / "table.json").read_text())
+    for change in ({"guarantee": [1]}, {"preparation": {**facts["preparation"], "columns": [1]}}, {"config": {}}):
+        write_facts(run, facts | change)
+        with pytest.raises(cr.StoreError, match="is invalid"):
+            model_card(run)
+        done = call("card", run, "--out", tmp_path / "card.md", "--force")
+        assert done.exit_code == 1, done.output
+        assert "Traceback" not in done.output
 
 
 def test_a_frame_is_predicted_like_a_file(place):
