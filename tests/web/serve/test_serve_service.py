@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import json
 import logging
+import math
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from served import records, refused, serving, wait
 
 from credibly.errors import InputError
 from credibly.storage.replacing import replace_folder as swap
+from credibly.storage.sealed import write_facts
 from credibly.web import app
 from credibly.web.serve.logs import JsonLines
 from credibly.web.serve.metrics import Histogram
@@ -153,6 +155,17 @@ class TestDescription:
         assert days["kind"] == "date"
         assert re.fullmatch(r"2024-\d\d-\d\d", days["example"])
         assert days["low"] < days["example"] < days["high"]
+
+
+def test_metrics_that_are_not_finite_are_null(numbers, tmp_path):
+    shutil.copytree(numbers, tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "table.json").read_text())
+    facts["figures"]["log_density"] = -math.inf
+    write_facts(tmp_path / "run", facts)
+    with serving(tmp_path / "run") as client:
+        for found in (client.get("/runs").json()["runs"][0], client.get("/columns").json()):
+            assert found["metrics"]["log_density"] is None
+            assert found["metrics"]["rmse"] == pytest.approx(facts["figures"]["rmse"])
 
 
 class TestMetrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Hashable
@@ -197,12 +198,17 @@ class Slot:
             "method": run.config.method,
             "rows": run.facts["rows"],
             "metrics_on": run.facts["on"],
-            "metrics": run.figures,
+            "metrics": {name: _finite(value) for name, value in run.figures.items()},
             "guarantee": run.facts["guarantee"],
             "calibration_rows": None if calibration is None else calibration.rows,
             "reject_option": self.current.reject is not None,
             "problem": self.problem or None,
         }
+
+
+def _finite(value: Any) -> Any:
+    """Return a metric, or None for one that JSON cannot hold: a log density may be -inf."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _joined(parts: list[Any]) -> Any:
