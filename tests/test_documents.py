@@ -294,3 +294,13 @@ def test_every_picture_shown_is_drawn_by_the_script(script):
 )
 def test_pictures_can_be_drawn(script, name, tmp_path, one_thread):
     assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")
+
+
+def test_the_image_compiles_the_library_from_every_file_that_a_wheel_needs():
+    """Without setup.py, or without a compiler, the image would silently lack the C++ library."""
+    build, image = (ROOT / "Dockerfile").read_text().split("\nFROM ")[-2:]
+    copied = {name for line in re.findall(r"^COPY (.*)", build, re.MULTILINE) for name in line.split()[:-1]}
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "src"} <= copied
+    assert "g++" in build
+    assert "CREDIBLY_VARIANTS=all pip wheel" in build
+    assert "COPY --from=build" in image

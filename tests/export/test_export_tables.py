@@ -1,6 +1,8 @@
 """Runs of tables as graphs, from cells to predictions, beside `credibly predict`; cards and data frames from runs."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ from credibly.export.card import model_card
 from credibly.export.files import onnx_session
 from credibly.export.pyfunc import RunModel
 from credibly.export.tables import export_run
+from credibly.storage.sealed import write_facts
 from credibly.tables.run import TableRun
 from own_tables import call, diabetes, read, wine, write
 
@@ -108,6 +111,23 @@ def test_bad_requests_end_with_words(place, tmp_path, words, message):
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
 
+@pytest.mark.parametrize("transform", ["log", "log1p"])
+def test_logarithmic_targets_also_where_the_mean_is_clipped(tmp_path, transform):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=80)
+    frame = pd.DataFrame({"x": x, "price": np.exp(5 + x + 0.2 * rng.normal(size=80))})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    words = ("--target", "price", "--transform", transform, "--holdout", "0.25", *FIT)
+    assert call("fit", tmp_path / "t.csv", "--out", tmp_path / "run", *words).exit_code == 0
+    done = call("export", tmp_path / "run", tmp_path / "model.onnx", "--json")
+    assert done.exit_code == 0, done.output
+    names, far = json.loads(done.stdout)["outputs"], np.array([-30.0, 0.0, 2.0, 4.0, 8.0, 20.0])
+    found = dict(zip(names, onnx_session(tmp_path / "model.onnx").run(None, {"x": far})))
+    expected = RunModel(tmp_path / "run").predict(pd.DataFrame({"x": far}))
+    for name in set(names) - {"imputed"}:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, err_msg=name)
+
+
 def test_dates_are_refused(tmp_path):
     days = pd.date_range("2024-01-01", periods=60).astype(str)
     values = np.random.default_rng(0).normal(size=60)
@@ -134,9 +154,31 @@ def test_the_card_has_what_the_run_stores(place):
     again = call("card", place / "diabetes", "--out", place / "MODEL_CARD.md")
     assert again.exit_code == 2
     assert "--force" in again.stderr
-    (place / "diabetes" / "results.json").rename(place / "kept.json")
-    assert "write it with `credibly report`" in model_card(place / "diabetes")
-    (place / "kept.json").rename(place / "diabetes" / "results.json")
+    assert "`credibly card` computes it" in model_card(place / "diabetes")
+
+
+def test_the_card_shows_nothing_that_no_checksum_covers(place, tmp_path):
+    """A forged results.json, or a pipe in its place, changes nothing; fields that table.json lacks are named."""
+    run = tmp_path / "run"
+    shutil.copytree(place / "diabetes", run)
+    assert call("card", run, "--out", tmp_path / "card.md").exit_code == 0
+    known = (tmp_path / "card.md").read_text()
+    for forged in ('{"verdict": ["Perfect."], "baseline": {"rmse": 1e9}}', '{"baseline": [1]}', "[" * 100_000, None):
+        (run / "results.json").unlink()
+        if forged is None:
+            os.mkfifo(run / "results.json")
+        else:
+            (run / "results.json").write_text(forged)
+        assert call("card", run, "--out", tmp_path / "card.md", "--force").exit_code == 0
+        assert (tmp_path / "card.md").read_text() == known
+    facts = json.loads((run / "table.json").read_text())
+    for change in ({"guarantee": [1]}, {"preparation": {**facts["preparation"], "columns": [1]}}, {"config": {}}):
+        write_facts(run, facts | change)
+        with pytest.raises(cr.StoreError, match="is invalid"):
+            model_card(run)
+        done = call("card", run, "--out", tmp_path / "card.md", "--force")
+        assert done.exit_code == 1, done.output
+        assert "Traceback" not in done.output
 
 
 def test_a_frame_is_predicted_like_a_file(place):
@@ -155,17 +197,27 @@ def test_a_frame_is_predicted_like_a_file(place):
         model.predict(frame, {"level": 0.9})
 
 
-def test_a_frame_is_read_by_the_conventions_of_the_run(tmp_path):
+def test_a_frame_is_read_by_the_conventions_of_the_training_table(tmp_path):
+    """Codes of missing values, decimal commas and dates with the day first."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)})
-    frame["y"] = frame.a + frame.b
-    frame.loc[::6, "a"] = -999
+    size, days = rng.normal(size=60), pd.date_range("2024-01-13", periods=60).strftime("%d/%m/%Y")
+    frame = pd.DataFrame({"code": np.where(size > 1, -999.0, size), "size": size, "day": days, "y": size + 1})
+    frame["size"] = [f"{value:.2f}".replace(".", ",") for value in size]
     frame.to_csv(tmp_path / "t.csv", index=False)
-    words = (*FIT[:2], "--method", "map", "--set", "steps=20", "--na", "-999", "--holdout", "0.2", "--quiet")
-    assert call("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "run", *words).exit_code == 0
-    model = RunModel(tmp_path / "run")
-    blank = frame.replace(-999, np.nan)
-    pd.testing.assert_frame_equal(model.predict(frame), model.predict(blank))
+    fit = (*FIT[:2], "--method", "map", "--set", "steps=5", "--hidden", "4", "--quiet", "--holdout", "0.2")
+    words = ("--target", "y", "--out", tmp_path / "run", "--na=-999", *fit)
+    assert call("fit", tmp_path / "t.csv", *words).exit_code == 0
+    assert call("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p.csv", "--quiet").exit_code == 0
+    expected, model = read(tmp_path / "p.csv"), RunModel(tmp_path / "run")
+    assert set(model.run.model.preparation.conventions.decimals) == {"size"}
+    for given in (frame, frame.astype({"size": "string", "day": "category"})):
+        found = model.predict(given)
+        for name in ("mean", "std"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    with pytest.raises(cr.InputError, match="column of several types"):
+        model.predict(frame.assign(size=[1.0, "1,5"] * 30))
+    with pytest.raises(cr.InputError, match="more than one column named 'size'"):
+        model.predict(frame[["size", "size", "day"]])
 
 
 def test_the_commands_are_listed():

@@ -12,7 +12,7 @@ from torch import nn
 import credibly as cr
 from credibly.export.files import TOLERANCE, onnx_session
 from credibly.export.quantiles import graph_quantiles
-from credibly.export.tails import standard_cdf
+from credibly.export.tails import graph_normal, standard_cdf
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
@@ -174,6 +174,8 @@ def test_tails_have_all_their_digits(df):
     normal, student = standard_cdf(L.Gaussian(1.0)), standard_cdf(L.StudentT(1.0, df=df))
     np.testing.assert_allclose(normal(z), stats.norm.cdf(z), rtol=1e-9)
     np.testing.assert_allclose(student(z), stats.t.cdf(z, df), rtol=1e-9)
+    infinite = torch.tensor([-torch.inf, -200.0, *z, torch.inf], dtype=torch.float64)
+    np.testing.assert_allclose(graph_normal().log_cdf(infinite), stats.norm.logcdf(infinite), rtol=1e-8, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -230,3 +232,27 @@ def test_a_graph_that_differs_from_predict_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(cr.InputError, match="differs from predict.*Nothing was written"):
         posterior.export(tmp_path / "model.pt2", overwrite=True)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_graph_of_nan_is_not_kept(tmp_path, monkeypatch):
+    nan = torch.full((3,), torch.nan)
+    monkeypatch.setattr("credibly.export.graph.summarise", lambda *given: (torch.full((3, 2), torch.nan), *[nan] * 3))
+    with pytest.raises(cr.InputError, match=r"differs from predict by inf"):
+        drawn(mlp(), L.Bernoulli()).export(tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_saved_program_is_what_is_compared(tmp_path, monkeypatch):
+    one, other = drawn(mlp(), L.Gaussian(0.5)), drawn(mlp(), L.Gaussian(5.0))
+    other.export(tmp_path / "other.pt2")
+    content = (tmp_path / "other.pt2").read_bytes()
+    monkeypatch.setattr(torch.export, "save", lambda program, path: path.write_bytes(content))
+    with pytest.raises(cr.InputError, match="differs from predict"):
+        one.export(tmp_path / "model.pt2")
+    assert [file.name for file in tmp_path.iterdir()] == ["other.pt2"]
+
+
+def test_a_graph_that_onnxruntime_cannot_run_is_refused_with_words(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(cr.InputError, match="onnxruntime cannot run the exported graph"):
+        onnx_session(tmp_path / "model.onnx")

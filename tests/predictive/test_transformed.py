@@ -13,7 +13,8 @@ from scipy import integrate, stats
 import credibly as cr
 from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.predictive.base import Predictive
-from credibly.predictive.transformed import in_original_units
+from credibly.predictive.joined import JoinedPredictive
+from credibly.predictive.transformed import in_original_units, near_limits, on_fitted_scale
 from credibly.predictive.transforms import Transform, candidate_transforms, fit_transform
 
 f64 = torch.float64
@@ -250,3 +251,28 @@ def test_targets_outside_the_domain():
         fit_transform("sqrt", np.array([0.0, 0.5]))
     with pytest.raises(cr.InputError, match="power must be from 0 to 2, got 3"):
         Transform("yeo_johnson", power=3.0)
+
+
+def test_far_from_the_training_targets_the_uncertainty_of_the_fitted_scale_remains():
+    """All draws beyond the upper limit: the mean is the limit with a variance of 0, which `near_limits` reports."""
+    transform = fit_transform("log", np.exp(np.linspace(0, 3, 50)))
+    low, high = transform.limits
+
+    def at(far):
+        source = Draws(Gaussian(0.5, squeeze=True), outputs=(0.2 * far, -0.4 + far, 0.5 + 2 * far))
+        return in_original_units(Predictive(source, torch.zeros(1, 1, dtype=f64)), (transform,), (1.0,), (1.0,))
+
+    near, far = at(1.0), at(100.0)
+    assert far.mean.item() == pytest.approx(high, rel=1e-6)
+    assert far.epistemic.item() < 1e-6 < near.epistemic.item()
+    assert on_fitted_scale(far).epistemic.item() > 1000 * on_fitted_scale(near).epistemic.item()
+    joined = on_fitted_scale(JoinedPredictive([far, near], torch.tensor([1, 0])))
+    torch.testing.assert_close(joined.epistemic[1:], on_fitted_scale(far).epistemic)
+    plain = predictive(Transform())
+    assert on_fitted_scale(plain) is plain
+    half = high - (high - low) * 5 / 21
+    means = torch.tensor([half - 1, half + 1, high, low, 0.0], dtype=f64)
+    assert near_limits(means, (transform,)).tolist() == [False, True, True, True, False]
+    assert not near_limits(means, ()).any()
+    both = torch.stack([torch.zeros(5, dtype=f64), means], 1)
+    assert near_limits(both, (Transform(), transform)).tolist() == [False, True, True, True, False]

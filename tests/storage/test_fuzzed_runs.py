@@ -14,6 +14,7 @@ import torch
 import credibly as cr
 from credibly.storage.json_files import MOST_BYTES
 from credibly.tables import TableRun
+from credibly.tables.stored_rows import MOST_BYTES as MOST_STORED
 from own_tables import call, refused
 from tools import fuzz_runs
 
@@ -136,6 +137,23 @@ class TestBombs:
         fuzz_runs.seal(copied["one"])
         with pytest.raises(cr.StoreError, match=r"it has 30,000,000 rows, 10 expected"):
             TableRun.load(copied["one"]).rows()
+
+    @pytest.mark.parametrize("kind", [pa.string(), pa.binary(2**23)], ids=["text", "fixed"])
+    def test_one_long_text_in_every_row_of_a_small_file(self, copied, kind):
+        """Half a gigabyte if it is expanded; the metadata count it once."""
+        path = copied["one"] / "training_sample.parquet"
+        table = pq.read_table(path)
+        rows = table.num_rows
+        assert rows * 2**23 > MOST_STORED
+        value = pa.array([b"a" * 2**23], kind) if kind != pa.string() else pa.array(["a" * 2**23])
+        same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), value)
+        pq.write_table(table.set_column(0, table.column_names[0], same), path, compression="zstd")
+        assert path.stat().st_size < 50_000
+        fuzz_runs.seal(copied["one"])
+        before = pa.default_memory_pool().max_memory()
+        with pytest.raises(cr.StoreError, match=r"training_sample.parquet of .* was modified \(it would take"):
+            TableRun.load(copied["one"]).sample()
+        assert pa.default_memory_pool().max_memory() - before < MOST_STORED
 
     @pytest.mark.parametrize(
         "text, reason",

@@ -1,5 +1,6 @@
 """Replacing a folder: whatever operation on the disk is the last one, the old folder or the new one is complete."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -179,6 +180,55 @@ class TestLeftovers:
         assert (tmp_path / "run" / "manifest.json").read_text() == "old"
         remove_leftovers(tmp_path / "run")
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+    @pytest.mark.parametrize("exchange", [True, False], ids=["exchanged", "renamed"])
+    def test_a_replaced_folder_never_comes_back(self, tmp_path, dead, monkeypatch, exchange):
+        """Also not if the process is killed while it removes the old folder, and the new one is deleted later."""
+        folder(tmp_path / "run", "old")
+        (tmp_path / "run" / "draws").write_text("")
+        if not exchange:
+            monkeypatch.setattr(replacing, "exchange", no_exchange)
+
+        def stop(*args, **kwargs):
+            raise Stopped
+
+        monkeypatch.setattr(Path, "unlink", stop)
+        with pytest.raises(Stopped):
+            replace_folder(folder(tmp_path / "new", "new"), tmp_path / "run")
+        monkeypatch.undo()
+        left_by(dead, tmp_path)
+        assert (tmp_path / "run" / "manifest.json").read_text() == "new"
+        shutil.rmtree(tmp_path / "run")
+        assert not recover(tmp_path / "run")
+        remove_leftovers(tmp_path / "run")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_rest_of_a_removed_folder_is_removed_at_every_point(self, tmp_path, dead):
+        for number in range(1, 100):
+            aside = folder(tmp_path / f".run.{dead}.replaced", "old")
+            for name in ("draws", "lock", "table.json", "zzz"):
+                (aside / name).write_text("")
+            (aside / "posterior").mkdir()
+            with pytest.MonkeyPatch.context() as patch:
+                Disk(patch, number)
+                with contextlib.suppress(Stopped):
+                    remove_leftovers(tmp_path / "run")
+                ended = not aside.exists()
+            remove_leftovers(tmp_path / "run")
+            assert not aside.exists(), number
+            if ended:
+                break
+        assert number > 8
+
+    @pytest.mark.parametrize("ending", ["part", "old", "replaced"])
+    def test_folders_that_are_not_crediblys_stay(self, tmp_path, dead, ending):
+        other = tmp_path / f".mine.{dead}.{ending}"
+        other.mkdir()
+        (other / "thesis.txt").write_text("")
+        remove_leftovers(tmp_path / "mine")
+        folder(tmp_path / "mine", "new")
+        remove_leftovers(tmp_path / "mine")
+        assert (other / "thesis.txt").exists()
 
     def test_what_a_live_process_holds_stays(self, tmp_path):
         folder(tmp_path / f".run.{os.getppid()}.old", "old")

@@ -21,8 +21,9 @@ def run(
 ) -> None:
     """Write a model card: data, method, metrics with their rows, verdict and limits.
 
-    Everything comes from the run folder; nothing is fitted or predicted again. Add what
-    only you know: where the data come from, and what the model is for.
+    Everything comes from the run folder; nothing is fitted again. The verdict is that
+    of the stored rows. Add what only you know: where the data come from, and what the
+    model is for.
 
     credibly card run/ --out MODEL_CARD.md
     """
@@ -32,8 +33,18 @@ def run(
             raise InputError("--out", f"no such folder: {os.fspath(out.parent)!r}")
         if out.exists() and not force:
             raise InputError("--out", f"{os.fspath(out)!r} exists", "Pass --force to replace it")
+        from credibly.cli.verdicts import verdict_of
         from credibly.core.files import write_atomic
         from credibly.export.card import model_card
+        from credibly.storage.guarding import as_store_errors
+        from credibly.tables.run import TableRun
+        from credibly.tables.summarise import summarise_targets
 
-        write_atomic(out, model_card(folder))
+        loaded = TableRun.load(folder)
+        # Not from results.json, which no checksum covers.
+        with as_store_errors(f"path: the run {os.fspath(folder)!r}"):
+            first, *others = summarise_targets(loaded)
+            verdict = [f"{one.target}: {verdict_of(one)[0]}" for one in (first, *others)]
+            card = model_card(folder, verdict=verdict if others else verdict_of(first), baseline=first.baseline)
+        write_atomic(out, card)
         echo(os.fspath(out))

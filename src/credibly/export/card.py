@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from credibly.errors import StoreError
-from credibly.storage.sealed import read_facts
+from credibly.storage.guarding import as_store_errors
+from credibly.storage.sealed import FILE, read_facts
 
 METRICS = {
     "log_density": "log density (nats per row)",
@@ -23,32 +24,37 @@ METRICS = {
 }
 
 
-def model_card(path: str | os.PathLike[str]) -> str:
-    """Return the card of a complete run. Raise if the run is unfinished or modified."""
+def model_card(
+    path: str | os.PathLike[str], *, verdict: Sequence[str] = (), baseline: Mapping[str, float] | None = None
+) -> str:
+    """Return the card of a complete run. Raise if the run is unfinished or modified.
+
+    Everything else comes from table.json, which `credibly verify` checks.
+
+    Args:
+        path: the run folder.
+        verdict: lines of the verdict on the run, the main one first.
+        baseline: metrics of predictions without inputs, by name.
+    """
     folder = Path(path)
     facts = read_facts(folder)
     if facts["status"] != "complete":
         raise StoreError(f"path: the fit in {os.fspath(path)!r} is not finished. Resume it with `credibly resume`")
-    results = _results(folder)
+    with as_store_errors(f"path: {FILE} of {os.fspath(path)!r}"):
+        return _card(facts, verdict, baseline or {})
+
+
+def _card(facts: dict[str, Any], verdict: Sequence[str], baseline: Mapping[str, float]) -> str:
     preparation, config = facts["preparation"], facts["config"]
     lines = [f"# Model card: {_text(preparation['target'])}", ""]
     lines += [f"Predicts `{_text(preparation['target'])}` with uncertainty. Written by `credibly card` from a run.", ""]
     lines += ["## Data", "", *_data(facts, preparation, config), ""]
     lines += ["## Method", "", *_method(facts, config), ""]
-    lines += ["## Metrics", "", *_metrics(facts, results), ""]
-    lines += ["## Verdict", "", *_verdict(results), ""]
+    lines += ["## Metrics", "", *_metrics(facts, baseline), ""]
+    lines += ["## Verdict", "", *_verdict(verdict), ""]
     lines += ["## Limits", "", *_limits(facts, preparation), ""]
     lines += ["## Versions", "", *(f"- {name} {version}" for name, version in facts["versions"].items()), ""]
     return "\n".join(lines)
-
-
-def _results(folder: Path) -> dict[str, Any]:
-    """Return results.json, empty if it is missing or cannot be read."""
-    try:
-        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _data(facts: dict[str, Any], preparation: dict[str, Any], config: dict[str, Any]) -> list[str]:
@@ -79,7 +85,7 @@ def _method(facts: dict[str, Any], config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
+def _metrics(facts: dict[str, Any], baseline: Mapping[str, float]) -> list[str]:
     group, time = (facts["config"].get(key) for key in ("group", "time"))
     it, they = ("it", "") if group is None else (f"any row of its {group}", f", nor any of their {group}")
     they += "" if time is None else f", the latest by {time}"
@@ -88,7 +94,6 @@ def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
         "held-out": f"{facts['held_out']:,} held-out rows that the fit behind the metrics has not seen{they}",
         "training": "training rows, which the fit has seen: these metrics are optimistic",
     }
-    baseline = results.get("baseline") or {}
     lines = [f"From {rows.get(facts['on'], facts['on'])}.", "", "| metric | value | baseline without inputs |"]
     lines.append("|---|---|---|")
     for name, value in facts["figures"].items():
@@ -106,12 +111,11 @@ def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _verdict(results: dict[str, Any]) -> list[str]:
-    verdict = results.get("verdict")
+def _verdict(verdict: Sequence[str]) -> list[str]:
     if not verdict:
-        return ["The run has no results.json: write it with `credibly report`."]
-    first, *others = verdict if isinstance(verdict, list) else [str(verdict)]
-    return [f"**{_text(str(first))}**", "", *(f"- {_text(str(line))}" for line in others)]
+        return ["Not part of this card: `credibly card` computes it from the run."]
+    first, *others = verdict
+    return [f"**{_text(first)}**", "", *(f"- {_text(line)}" for line in others)]
 
 
 def _limits(facts: dict[str, Any], preparation: dict[str, Any]) -> list[str]:

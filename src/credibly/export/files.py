@@ -192,7 +192,8 @@ def write_checked(path: Path, content: Any, cases: Sequence[Case], advice: str =
         else:
             with quiet():
                 torch.export.save(content, part)
-            answers = [_run_program(content, case.given, list(case.expected)) for case in cases]
+                loaded = torch.export.load(part)
+            answers = [_run_program(loaded, case.given, list(case.expected)) for case in cases]
         found = _differences(cases, answers)
         worst = max(found, key=lambda name: found[name])
         if not found[worst] <= TOLERANCE:
@@ -208,12 +209,17 @@ def write_checked(path: Path, content: Any, cases: Sequence[Case], advice: str =
 
 
 def onnx_session(path: Path) -> Any:
-    """Return a session of onnxruntime on the CPU."""
+    """Return a session of onnxruntime on the CPU. Raise if it lacks an operation of the graph, or cannot read it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        advice = "Use a newer onnxruntime, or serve the posterior with credibly itself"
+        raise InputError("posterior", f"onnxruntime cannot run the exported graph ({reason})", advice) from error
 
 
 def _run_program(program: Program, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
@@ -234,6 +240,8 @@ def _differences(cases: Sequence[Case], answers: Sequence[Mapping[str, Array]]) 
             else:
                 same = (mine == value) | (np.isnan(mine) & np.isnan(value))
                 apart = np.abs(mine.astype(np.float64) - value) / case.scales.get(name, np.ones(()))
+                # NaN on one side alone is a difference, which a maximum would hide from the comparison below.
+                apart = np.where(np.isnan(apart), np.inf, apart)
                 error = float(np.where(same, 0.0, apart).max(initial=0.0))
             found[name] = max(found.get(name, 0.0), error)
     return found

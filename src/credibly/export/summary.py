@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from credibly.export.quantiles import graph_quantiles
+from credibly.export.tails import graph_normal
 from credibly.likelihoods import Likelihood
+from credibly.predictive.transformed import Transformed
 
 LABELS = ("probabilities", "total", "aleatoric", "epistemic")
 NUMBERS = ("mean", "variance", "aleatoric", "epistemic")
@@ -38,7 +40,10 @@ def summarise(
     """
     # As in Predictive: moments in the units of the network, then converted.
     inner, location, scale = likelihood.standardised() or (likelihood, None, None)
-    means, variances = inner.moments(output, extra)
+    if isinstance(inner, Transformed):
+        means, variances = inner.moments_by(graph_normal(), output, extra)
+    else:
+        means, variances = inner.moments(output, extra)
     plain = type(inner).spread is Likelihood.spread
     aleatoric = (variances if plain else inner.spread(output, extra)).double().mean(0)
     wide = means.double()

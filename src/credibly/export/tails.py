@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from credibly.likelihoods.continuous import LocationScale, StudentNoise
+from credibly.predictive.transformed import TORCH, Normal
 
 Array = npt.NDArray[Any]
 CDF = Callable[[Tensor], Tensor]
@@ -52,10 +53,26 @@ def standard_quantile(likelihood: LocationScale, level: float) -> float:
     return float(stdtrit(likelihood.df, level) if isinstance(likelihood, StudentNoise) else ndtri(level))
 
 
+def graph_normal() -> Normal:
+    """Return the normal CDF and its logarithm by the series; by torch, which ONNX lacks, if it does not converge."""
+    series = _normal_series()
+    if series is None:
+        return TORCH
+    return Normal(partial(_normal_cdf, series=series), partial(_log_normal_cdf, series=series))
+
+
 def _normal_cdf(z: Tensor, series: Series) -> Tensor:
     size = z.abs()
     t = 1 / (1 + size * (1 / math.sqrt(8)))
     return _from_tail(z, 0.5 * torch.exp(-0.5 * size * size) * t * _chebyshev(t, series))
+
+
+def _log_normal_cdf(z: Tensor, series: Series) -> Tensor:
+    size = z.abs()
+    t = 1 / (1 + size * (1 / math.sqrt(8)))
+    log_tail = torch.log(0.5 * t * _chebyshev(t, series)) - 0.5 * size * size
+    # log(1 - P), where 1 - P is rounded to 1 below 1e-16.
+    return torch.where(z < 0, log_tail, torch.log(1 - torch.exp(log_tail)))
 
 
 def _student_cdf(z: Tensor, df: float, series: Series) -> Tensor:

@@ -132,7 +132,9 @@ def in_units(predictive: Predictive, location: float | list[float], scale: float
 
 def with_likelihood(predictive: Predictive, likelihood: Likelihood) -> Predictive:
     """Return the predictions of the same outputs under another likelihood, such as one in other units."""
-    return Predictive(WithLikelihood(predictive.source, likelihood), predictive.x)
+    found = Predictive(WithLikelihood(predictive.source, likelihood), predictive.x)
+    found._cached = predictive._cached
+    return found
 
 
 def in_double(predictive: Predictive) -> Predictive:

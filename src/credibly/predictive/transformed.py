@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from credibly.likelihoods import Likelihood
 from credibly.likelihoods.base import Extra, IndependentTargets
 from credibly.likelihoods.continuous import LocationScale, StudentNoise
 from credibly.predictive.base import Predictive
+from credibly.predictive.joined import JoinedPredictive
 from credibly.predictive.rescaling import in_units, with_likelihood
-from credibly.predictive.transforms import Transform
+from credibly.predictive.transforms import FAR, Transform
 
 NODES = 20  # nodes of the quadrature over normal noise: exact for polynomials of degree 39
 # Heavy tails take the trapezoidal rule over t with noise sinh(t), to 2e8 scales, where the integrand has decayed.
@@ -34,13 +35,24 @@ TAIL, TAIL_NODES = 20.0, 201
 FARTHEST = 1e100  # values outside the domain of a transform are moved here
 
 
+class Normal(NamedTuple):
+    """The CDF of a standard normal and its logarithm, for float64 tensors."""
+
+    cdf: Callable[[Tensor], Tensor]
+    log_cdf: Callable[[Tensor], Tensor]
+
+
+TORCH = Normal(torch.special.ndtr, torch.special.log_ndtr)
+
+
 @dataclass(frozen=True)
 class Transformed(IndependentTargets):
     """The likelihood of y with T(y) = location + scale * z, given that of a real target z. Results are float64.
 
-    For means and variances, values beyond the limits of a transform are clipped to them. Without limits, if the tails
-    of the noise are too heavy for the mean of y to exist (Student-t noise on a log scale), the location, which is the
-    median, replaces the mean, and the variance is infinite. Quantiles and densities are exact in any case.
+    For means and variances, values beyond the limits of a transform are clipped to them. Far from the training data all
+    draws may lie beyond, where the mean is the limit and the variance close to 0: see `near_limits`. Without limits, if
+    the tails of the noise are too heavy for the mean of y to exist (Student-t noise on a log scale), the location,
+    which is the median, replaces the mean, and the variance is infinite. Quantiles and densities are exact in any case.
     """
 
     inner: LocationScale
@@ -85,8 +97,12 @@ class Transformed(IndependentTargets):
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of y."""
+        return self.moments_by(TORCH, output, extra)
+
+    def moments_by(self, normal: Normal, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance of y, with the normal CDF evaluated by the given functions."""
         centre, width = self._in_transformed_units(output, extra)
-        parts = [self._moments(t, centre[..., k], width[..., k]) for k, t in enumerate(self.transforms)]
+        parts = [self._moments(t, centre[..., k], width[..., k], normal) for k, t in enumerate(self.transforms)]
         mean, variance = (torch.stack(part, -1) for part in zip(*parts))
         return mean, variance
 
@@ -96,12 +112,12 @@ class Transformed(IndependentTargets):
         loc, width = (part.double() for part in self.inner.location_scale(output, extra))
         return loc * scale + location, (width * scale).expand_as(loc)
 
-    def _moments(self, transform: Transform, centre: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, transform: Transform, centre: Tensor, width: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
         tail = self.inner.df if isinstance(self.inner, StudentNoise) else math.inf
-        normal = type(self.inner).standard_log_prob is LocationScale.standard_log_prob
-        if transform.kind in ("log", "shifted_log") and normal:
+        gaussian = type(self.inner).standard_log_prob is LocationScale.standard_log_prob
+        if transform.kind in ("log", "shifted_log") and gaussian:
             if transform.limits is not None:
-                return _lognormal_within(transform, centre, width)
+                return _lognormal_within(transform, centre, width, normal)
             # Clipped like the exponents of `Transform.inverse`.
             square = (width**2).clamp_max(100.0)
             mean = torch.exp((centre + square / 2).clamp_max(300.0))
@@ -156,7 +172,7 @@ class Transformed(IndependentTargets):
         return self.inner, self._restore
 
 
-def _lognormal_within(transform: Transform, centre: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+def _lognormal_within(transform: Transform, centre: Tensor, width: Tensor, normal: Normal) -> tuple[Tensor, Tensor]:
     """Return mean and variance of exp(u) - shift for normal u, with values beyond the limits clipped to them.
 
     With V = exp(u) and limits a < V < b, E V^k = exp(k m + k^2 s^2 / 2) [F(b_k) - F(a_k)] + a^k F(a_0) + b^k F(-b_0),
@@ -169,20 +185,20 @@ def _lognormal_within(transform: Transform, centre: Tensor, width: Tensor) -> tu
     below = (math.log(low) - centre) / width if low > 0 else torch.full_like(centre, -math.inf)
     above = (math.log(high) - centre) / width
     first, second = (
-        _inside(k * centre + (k * width) ** 2 / 2, below - k * width, above - k * width)
-        + low**k * torch.special.ndtr(below)
-        + high**k * torch.special.ndtr(-above)
+        _inside(k * centre + (k * width) ** 2 / 2, below - k * width, above - k * width, normal)
+        + low**k * normal.cdf(below)
+        + high**k * normal.cdf(-above)
         for k in (1, 2)
     )
     return first - transform.shift, (second - first**2).clamp_min(0)
 
 
-def _inside(exponent: Tensor, below: Tensor, above: Tensor) -> Tensor:
+def _inside(exponent: Tensor, below: Tensor, above: Tensor, normal: Normal) -> Tensor:
     """Return exp(exponent) times the normal probability between two values, by logarithms: either may overflow."""
     # The probability of the side on which both values lie, where a difference of two close to 1 would lose digits.
     flip = below > 0
     low, high = torch.where(flip, -above, below), torch.where(flip, -below, above)
-    larger, smaller = torch.special.log_ndtr(high), torch.special.log_ndtr(low)
+    larger, smaller = normal.log_cdf(high), normal.log_cdf(low)
     return torch.exp(exponent + larger + torch.log1p(-torch.exp(smaller - larger).clamp_max(1.0)))
 
 
@@ -204,3 +220,31 @@ def in_original_units(
         raise InputError("likelihood", f"must have a location and a scale, got {type(inner).__name__}")
     likelihood = Transformed(inner, transforms, location, scale, axis=inner.axis, squeeze=inner.squeeze)
     return with_likelihood(predictive, likelihood)
+
+
+def on_fitted_scale(predictive: Predictive) -> Predictive:
+    """Return the predictions of z = (T(y) - location) / scale from those of a transformed y, or others unchanged.
+
+    Nothing is clipped there, so the uncertainty keeps growing where the mean and variance of y stop at their limits.
+    """
+    if isinstance(predictive, JoinedPredictive):
+        return JoinedPredictive([on_fitted_scale(part) for part in predictive.parts], predictive.places)
+    likelihood = predictive.likelihood
+    return with_likelihood(predictive, likelihood.inner) if isinstance(likelihood, Transformed) else predictive
+
+
+def near_limits(mean: Tensor, transforms: Sequence[Transform]) -> Tensor:
+    """Return the rows (N,) with a mean (N,) or (N, K) closer to a limit of its transform than to the training targets.
+
+    Up to there, at most about half of the draws are clipped, and the variance of y is large. Beyond, it shrinks to 0 as
+    the rest are.
+    """
+    columns = mean.reshape(len(mean), -1)
+    found = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
+    for k, transform in enumerate(transforms):
+        if transform.limits is not None:
+            low, high = transform.limits
+            # The limits are FAR ranges of the training targets away from them on either side.
+            margin = (high - low) * (FAR / 2) / (2 * FAR + 1)
+            found |= (columns[:, k] < low + margin) | (columns[:, k] > high - margin)
+    return found

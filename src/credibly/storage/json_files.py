@@ -16,8 +16,9 @@ MOST_BYTES = 2**24
 MOST_DIGITS = 20
 # Levels of lists and objects within each other, far below what Python's parser and json.dumps can take.
 MOST_LEVELS = 64
-STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-BRACKETS = re.compile(r"[\[\]{}]")
+# A whole string, also one without an end, or a bracket. The possessive repeats never backtrack, so a search takes time
+# in proportion to the text.
+STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class FileProblem(Exception):
@@ -54,8 +55,9 @@ def read_text(path: Path) -> str:
 def _levels(text: str) -> int:
     """Return how deeply lists and objects are nested."""
     deepest = level = 0
-    for bracket in BRACKETS.findall(STRINGS.sub("", text)):
-        level += 1 if bracket in "[{" else -1
+    for found in STRING_OR_BRACKET.finditer(text):
+        first = text[found.start()]
+        level += (first in "[{") - (first in "]}")
         deepest = max(deepest, level)
     return deepest
 

@@ -2,7 +2,8 @@
 
 Linux exchanges the two names in one operation. Elsewhere, and on file systems without it, the old folder is renamed
 to `.NAME.PID.old` first. A process killed between the two renames leaves only that name, and `recover` moves it back
-the next time the folder is accessed.
+the next time the folder is accessed. Once the new folder is in place, the old one is renamed to `.NAME.PID.replaced`,
+which is never moved back, and removed with its marker last, so that a rest of it is still recognised.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 LOCK = "lock"
 # A folder with one of these is a run, or the draft of one.
 OWN = {LOCK, "manifest.json", "table.json"}
+PART, OLD, REPLACED = "part", "old", "replaced"
 
 
 def replace_folder(new: Path, target: Path) -> None:
@@ -31,14 +33,11 @@ def replace_folder(new: Path, target: Path) -> None:
         os.rename(new, place)
         fsync_folder(place.parent)
         return
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
     if exchange(new, place):
         fsync_folder(place.parent)
-        # Another name, so that it is not mistaken for a run that can be resumed.
-        with suppress(OSError):
-            os.rename(new, old)
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(new, place)
         return
+    old = _beside(place, OLD)
     os.rename(place, old)
     try:
         os.rename(new, place)
@@ -46,7 +45,7 @@ def replace_folder(new: Path, target: Path) -> None:
         os.rename(old, place)
         raise
     fsync_folder(place.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old, place)
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -73,7 +72,7 @@ def recover(target: Path) -> bool:
     if os.path.lexists(target):
         return target.is_dir()
     with suppress(OSError):
-        for aside in _siblings(target.absolute(), "old"):
+        for aside in _siblings(target.absolute(), OLD):
             if (aside / "manifest.json").is_file() or (aside / "table.json").is_file():
                 os.rename(aside, target)
                 fsync_folder(target.absolute().parent)
@@ -82,13 +81,40 @@ def recover(target: Path) -> bool:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Delete what killed processes left beside a folder: drafts `.NAME.PID.part`, and `.NAME.PID.old` once replaced."""
+    """Delete what killed processes left beside a folder: drafts `.NAME.PID.part`, and replaced folders."""
     recover(target)
+    place = target.absolute()
     with suppress(OSError):
-        for ending in ("part", "old"):
-            for leftover in _siblings(target.absolute(), ending):
-                if ending == "part" or target.exists():
-                    shutil.rmtree(leftover, ignore_errors=True)
+        for ending in (PART, REPLACED):
+            for leftover in _siblings(place, ending):
+                _remove(leftover)
+        for leftover in _siblings(place, OLD) if target.exists() else ():
+            _discard(leftover, place)
+
+
+def _beside(place: Path, ending: str) -> Path:
+    return place.with_name(f".{place.name}.{os.getpid()}.{ending}")
+
+
+def _discard(folder: Path, place: Path) -> None:
+    """Delete a folder that another one has replaced, under a name that is never moved back."""
+    gone = _beside(place, REPLACED)
+    if gone.exists():
+        _remove(gone)
+    with suppress(OSError):
+        os.rename(folder, gone)
+        _remove(gone)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder, its markers last: what a killed process leaves of it is still known as credibly's own."""
+    with suppress(OSError):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name in OWN):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _siblings(target: Path, ending: str) -> list[Path]:
@@ -97,22 +123,15 @@ def _siblings(target: Path, ending: str) -> list[Path]:
     found = []
     for path in sorted(target.parent.iterdir()):
         match = own.fullmatch(path.name)
-        if (
-            match
-            and path.is_dir()
-            and not path.is_symlink()
-            and not is_alive(int(match[1]))
-            and _is_abandoned(path, ending)
-        ):
+        if match and path.is_dir() and not path.is_symlink() and not is_alive(int(match[1])) and _is_abandoned(path):
             found.append(path)
     return found
 
 
-def _is_abandoned(folder: Path, ending: str) -> bool:
-    """Return whether a folder is credibly's own, and no process holds its lock."""
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether a folder is credibly's own or empty, and no process holds its lock."""
     names = set(os.listdir(folder))
-    # A replaced folder may be half removed.
-    return (ending == "old" or not names or bool(names & OWN)) and not _locked(folder)
+    return (not names or bool(names & OWN)) and not _locked(folder)
 
 
 def _locked(folder: Path) -> bool:

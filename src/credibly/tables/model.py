@@ -22,6 +22,7 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import Predictive
 from credibly.predictive.blocks import CACHE_VALUES
+from credibly.predictive.transformed import near_limits, on_fitted_scale
 from credibly.tables.cells.parsing import Notes
 from credibly.tables.files.parallel_writer import shared_writer
 from credibly.tables.files.reading import batches, header, verbatim_batches
@@ -51,6 +52,8 @@ BLOCK = 65_536
 LEAST = 256
 # Number of distinct notes that are reported.
 EXAMPLES = 3
+# Note on a row whose mean is close to where a transform clips it.
+FAR_NOTE = "the mean is limited, as it is far beyond the training targets"
 # Number of quantiles stored of the reference rows.
 OOD_POINTS = 201
 
@@ -63,6 +66,8 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
+        ood_fitted: whether they are of the target as it was fitted, or, in runs of earlier versions, of the target in
+            its units, where transforms clip.
         folds: posteriors of fits to some of the rows, behind metrics and guarantee.
         calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
         training_sample: reads some of the training rows, from which missing cells are completed; None to impute them.
@@ -71,6 +76,7 @@ class TableModel:
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
+    ood_fitted: bool = True
     folds: tuple[Posterior, ...] = ()
     calibration: Calibration | None = None
     training_sample: Callable[[], Table] | None = None
@@ -113,7 +119,21 @@ class TableModel:
 
         Uncertainty about missing cells is epistemic, so rows with gaps score higher than the same rows without.
         """
-        return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
+        if self.ood_levels is None:
+            return None
+        found = fraction_below(self.epistemic(predictive), self.ood_levels)
+        return np.where(self._near_limits(predictive), 1.0, found)
+
+    def epistemic(self, predictive: Predictive) -> Array:
+        """Return the epistemic uncertainty of each row that `ood` compares."""
+        return epistemic_of(on_fitted_scale(predictive) if self.ood_fitted else predictive)
+
+    def _near_limits(self, predictive: Predictive) -> Array:
+        transforms = self.preparation.transforms
+        if not transforms:
+            return np.zeros(len(predictive), dtype=bool)
+        found: Array = near_limits(predictive.mean, transforms).numpy()
+        return found
 
     def columns(
         self,
@@ -145,7 +165,8 @@ class TableModel:
         predictive = self.predict(inputs, draws=draws)
         promised = None if promise is None else promise(inputs, predictive)
         found = self.columns(predictive, levels, promised, times)
-        found[NOTES] = _notes_by_row(len(inputs), notes)
+        far = [(int(row), FAR_NOTE) for row in np.flatnonzero(self._near_limits(predictive))]
+        found[NOTES] = _notes_by_row(len(inputs), [*notes, *far])
         return found
 
     def predict_file(
@@ -199,7 +220,7 @@ class TableModel:
                 )
                 writer.write(columns)
                 texts = columns[NOTES]
-                some = [text for text in texts if text] if notes or more else []
+                some = [text for text in texts if text]
                 rows, with_notes = rows + len(inputs), with_notes + len(some)
                 seen = {text for _, _, text in found}
                 new = [text for text in dict.fromkeys(some) if text not in seen][: EXAMPLES - len(found)]

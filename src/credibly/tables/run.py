@@ -50,7 +50,7 @@ from credibly.tables.folder import (
 )
 from credibly.tables.folds import FOLDER, fit_folds, fold_rows, load_folds, predict_unseen
 from credibly.tables.guarantee import calibration_of, guarantee_facts
-from credibly.tables.model import TableModel, epistemic_of, quantile_levels
+from credibly.tables.model import TableModel, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.prepared import Prepared, requested_config, stored_config
 from credibly.tables.stored_rows import stored_rows
@@ -156,9 +156,10 @@ class TableRun:
             preparation,
             load(folder / "posterior"),
             None if levels is None else np.asarray(levels),
-            load_folds(folder, facts["folds"]),
-            None if calibration is None else Calibration.from_dict(calibration),
-            partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"])),
+            folds=load_folds(folder, facts["folds"]),
+            calibration=None if calibration is None else Calibration.from_dict(calibration),
+            training_sample=partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"])),
+            ood_fitted=bool(facts.get("ood_fitted", False)),
         )
         expected = [part["shape"] for part in model.posterior.model.row["parts"]]
         if expected != [[preparation.inputs]]:
@@ -233,7 +234,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     comparable = not model.folds or isinstance(posterior, SampledPosterior)
     reference = predictive if comparable else model.predict(inputs)
     reference = reference if len(reference) >= REFERENCE else model.predict_table(run.sample())
-    levels = quantile_levels(epistemic_of(reference))
+    levels = quantile_levels(model.epistemic(reference))
     stage("metrics")
     metrics = target_metrics(predictive, torch.from_numpy(y), preparation.targets, seed=run.config.seed)
     fold = np.asarray(facts["fold_of_row"] or [0] * len(y))
@@ -246,6 +247,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
         "on": on,
         "figures": metrics,
         "ood_levels": None if levels is None else levels.tolist(),
+        "ood_fitted": model.ood_fitted,
         "calibration": None if calibration is None else calibration.to_dict(),
         "guarantee": guarantee_facts(calibration, predictive, y, fold),
     }

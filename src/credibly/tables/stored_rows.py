@@ -23,8 +23,8 @@ MOST_BYTES = 2**28
 def stored_rows(folder: Path, name: str, known: Preparation, rows: int) -> Table:
     """Read a file of the run folder with rows of its table. Raise if it is missing, or not the file of this run.
 
-    The numbers of rows and columns and the size are compared with what the run expects before anything is read: half a
-    megabyte of Parquet can hold thirty million rows.
+    The numbers of rows and columns and the size are compared with what the run expects before anything is expanded:
+    half a megabyte of Parquet can hold thirty million rows, and four kilobytes a text of 8 MB in every row.
     """
     path = os.fspath(folder)
     problem = file_problem(folder / name)
@@ -49,5 +49,32 @@ def _check_size(path: Path, rows: int, what: str) -> None:
         raise StoreError(f"{what} (it has {facts.num_rows:,} rows, {rows:,} expected)")
     groups = (facts.row_group(i) for i in range(facts.num_row_groups))
     size = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+    columns = [facts.schema.column(k) for k in range(facts.num_columns)]
+    # A value of fixed length may be as long as the file says.
+    size = max(size, rows * max((column.length for column in columns), default=0))
+    names = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    if size <= MOST_BYTES:
+        size = _text_bytes(path, names)
     if size > MOST_BYTES:
         raise StoreError(f"{what} (it would take {in_words(size)})")
+
+
+def _text_bytes(path: Path, names: list[str]) -> int:
+    """Return the size of columns of text, up to a first row group that exceeds the limit.
+
+    They are read as positions in a dictionary, which stores a text once however many rows have it.
+    """
+    from pyarrow import compute, parquet, types
+
+    size = 0
+    with parquet.ParquetFile(path, read_dictionary=names) as file:
+        for number in range(file.num_row_groups if names else 0):
+            for column in file.read_row_group(number, columns=names).columns:
+                for chunk in column.chunks:
+                    size += chunk.nbytes
+                    if types.is_dictionary(chunk.type):
+                        lengths = compute.binary_length(chunk.dictionary)
+                        size += compute.sum(lengths.take(chunk.indices)).as_py() or 0
+            if size > MOST_BYTES:
+                break
+    return size

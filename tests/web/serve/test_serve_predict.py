@@ -11,13 +11,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from served import CSV, JSON, first_lines, parsed, records, refused
+from served import CSV, JSON, first_lines, parsed, records, refused, serving
 
 from credibly.decide import selective
-from credibly.tables import TableRun
+from credibly.storage.sealed import write_facts
+from credibly.tables import Config, TableRun, fit_table, prepare
+from credibly.tables.model import epistemic_of, quantile_levels
 from credibly.web.serve.batching import Batcher
 from credibly.web.serve.rows import Rows
-from own_tables import call
+from own_tables import call, write
 
 ROWS = 12
 
@@ -204,6 +206,38 @@ class TestAbstention:
         assert found["abstention"]["wrong_among_accepted"] == int((errors > tolerance).sum())
         assert not any(one["abstain"] for one in found["predictions"])
         refused(client.post("/predict?risk=0.3", json=rows), 422, "risk", "tolerance")
+
+    def test_far_rows_of_a_logarithmic_target(self, tmp_path):
+        """The mean and std of a far row stop at the limits of the transform, the uncertainty does not."""
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=160).round(3)
+        price = np.exp(5 + x + 0.2 * rng.normal(size=160)).round(3)
+        table = write({"x": x, "price": price}, tmp_path / "prices.csv")
+        settings = {"members": 3, "steps": 200, "lr": 0.05}
+        # Linear, so that every member grows.
+        chosen = {"tune": "none", "hidden": (), "method": "ensemble", "settings": settings}
+        config = Config(str(table), "price", transform="log", holdout=0.25, **chosen)
+        run = fit_table(prepare(config), tmp_path / "price", progress=False)
+        far = [-60.0, -10.0, 0.0, 10.0, 60.0, 1e5]
+        with serving(run.path) as client:
+            asked = "/predict?risk=0.4&tolerance=150"
+            found = client.post(asked, json=[{"x": value} for value in far]).json()["predictions"]
+            assert not found[2]["abstain"]
+            assert found[2]["ood"] < 0.95
+            assert [one["ood"] for one in found if one is not found[2]] == [1.0] * 5
+            assert all(one["abstain"] for one in found[3:])
+            assert found[5]["std"] < found[2]["std"]
+            assert "the mean is limited" in found[5]["notes"]
+            assert "the mean is limited" not in found[2]["notes"]
+        # Runs of earlier versions have levels in the units of the target; their far rows have no lower score either.
+        facts = json.loads((run.path / "table.json").read_text())
+        assert facts.pop("ood_fitted") is True
+        predictive = run.model.predict(run.model.inputs(run.sample())[0])
+        facts["ood_levels"] = quantile_levels(epistemic_of(predictive)).tolist()
+        write_facts(run.path, facts)
+        old = TableRun.load(run.path).model
+        again = old.ood(old.predict(np.array([[10.0], [1e5]], np.float32)))
+        np.testing.assert_array_equal(again, 1)
 
     def test_runs_without_held_out_rows_have_none(self, all_runs, counts):
         answer = all_runs.post("/runs/visits/predict?risk=0.1", json=records(counts.with_suffix(".csv")))

@@ -190,12 +190,11 @@ def record_batch(
     return next(_typed(iter([batch]), list(found), frozenset(numeric), ".", conventions))
 
 
-def table_batch(
-    table: pa.Table, numeric: Collection[str], conventions: Conventions = USUAL
+def typed_batch(
+    batch: pa.RecordBatch, numeric: Collection[str], conventions: Conventions
 ) -> tuple[pa.RecordBatch, Notes]:
-    """Return a table in memory as `batches` reads it from a typed file, with (row, note) for cells that do not fit."""
-    batch = pa.RecordBatch.from_pydict({name: whole_column(table, name) for name in table.column_names})
-    return next(_typed(iter([batch]), table.column_names, frozenset(numeric), ".", conventions))
+    """Return cells with types, such as those of a data frame, as `batches` reads them from a file with types."""
+    return next(_typed(iter([batch]), batch.schema.names, frozenset(numeric), ".", conventions))
 
 
 def _typed(

@@ -15,8 +15,10 @@ import torch
 
 from credibly.decide.rejection import Selection, selective_threshold
 from credibly.errors import InputError
+from credibly.predictive.transformed import near_limits
 from credibly.tables.model import Array
 from credibly.tables.prediction_columns import prediction_columns
+from credibly.tables.preparation import Preparation
 from credibly.tables.run import TableRun
 
 # Thresholds that are kept: requests may ask for any risk.
@@ -49,8 +51,8 @@ class RejectOption:
         y = known.target_values(rows)
         if known.classes is not None:
             wrong = columns["prediction"] != np.asarray(known.classes, dtype=object)[y]
-            return cls(uncertainty_of(columns, known.classes), wrong.astype(bool), classes=True)
-        return cls(uncertainty_of(columns, None), np.abs(columns["mean"] - y), classes=False)
+            return cls(uncertainty_of(columns, known), wrong.astype(bool), classes=True)
+        return cls(uncertainty_of(columns, known), np.abs(columns["mean"] - y), classes=False)
 
     def select(self, risk: float, confidence: float, tolerance: float | None) -> Selection:
         """Return the threshold that guarantees a risk."""
@@ -74,11 +76,15 @@ class RejectOption:
         return self._kept[asked]
 
 
-def uncertainty_of(columns: dict[str, Any], classes: tuple[str, ...] | None) -> Array:
-    """Return the uncertainty of rows from their predictions: one minus the highest probability, or the std."""
-    if classes is None:
-        return np.asarray(columns["std"], dtype=np.float64)
-    found: Array = 1 - np.max([np.asarray(columns[f"p_{name}"], dtype=np.float64) for name in classes], axis=0)
+def uncertainty_of(columns: dict[str, Any], known: Preparation) -> Array:
+    """Return the uncertainty of rows from their predictions: one minus the highest probability, or the std.
+
+    It is infinite where the mean is close to a limit of the target's transform, where the std is clipped to 0.
+    """
+    if known.classes is None:
+        far = near_limits(torch.from_numpy(np.asarray(columns["mean"], dtype=np.float64)), known.transforms).numpy()
+        return np.where(far, np.inf, np.asarray(columns["std"], dtype=np.float64))
+    found: Array = 1 - np.max([np.asarray(columns[f"p_{name}"], dtype=np.float64) for name in known.classes], axis=0)
     return found
 
 

@@ -168,7 +168,7 @@ class Server:
             loop = asyncio.get_running_loop()
             promised = asked.risk, asked.confidence, asked.tolerance
             selection = await limit(loop.run_in_executor(self.computing, run.reject.select, *promised))
-            uncertain = uncertainty_of(columns, run.model.preparation.classes)
+            uncertain = uncertainty_of(columns, run.model.preparation)
             columns["abstain"] = uncertain >= selection.threshold
             facts["abstention"] = abstention_facts(selection)
         self._count(slot.name, columns)
