@@ -202,7 +202,7 @@ def test_cpp_trees_are_those_of_torch(dtype, atol, mass):
     x = randn(30, 3, dtype=dtype)
     data, tempering = (x, x.sum(1)), cr.Tempering(0.5, 2.0)
     p = cr.Problem(mlp(3, 6, 1, dtype=dtype), data, Gaussian(0.5), cr.priors.Normal(0.7, 0.1), temperature=tempering)
-    settings = {"chains": 3, "draws": 8, "warmup": 4, "step_size": 0.05, "init": "prior", "max_depth": 6, "mass": mass}
+    settings = {"chains": 3, "draws": 8, "warmup": 20, "step_size": 0.05, "init": "prior", "max_depth": 6, "mass": mass}
     native, plain = (nuts(p, compile=compile, **settings) for compile in ("auto", False))
     assert native.record.history["native"]
     assert not plain.record.history["native"]

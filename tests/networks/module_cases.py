@@ -31,7 +31,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "nuts": {**SAMPLING, "max_depth": 1},
     "chees": {**SAMPLING, "warmup": 20, "max_steps": 1},
     "mclmc": {**SAMPLING, "trajectory_length": 2e-4},
-    "tempering": {**SAMPLING, "temperatures": 2, "trajectory_length": 2e-4},
+    "tempering": {**SAMPLING, "temperatures": (1.0, 2.0), "trajectory_length": 2e-4},
     "mile": {**SAMPLING, "trajectory_length": 2e-4, "init": "ensemble", "start_steps": 2},
     "sgld": {**SAMPLING, "thin": 1, "batch_size": 4},
     "sghmc": {**SAMPLING, "thin": 1, "batch_size": 4},

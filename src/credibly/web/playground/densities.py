@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from credibly.problem import Problem
 from credibly.web.playground.bands import plain
 from credibly.web.playground.models import make_problem
 from credibly.web.playground.protocol import HMCRequest
+
+# Maps points (C, 2) to log densities (C,).
+LogDensity = Callable[[Tensor], Tensor]
 
 CELLS = 81
 # Steps of the MAP fits that span the plane.
@@ -36,17 +40,17 @@ class Plane:
         return surface(self.density, (low_x, high_x, CELLS), (low_y, high_y, CELLS))
 
 
-def surface(density: Density, x: tuple[float, float, int], y: tuple[float, float, int]) -> dict[str, Any]:
+def surface(log_density: LogDensity, x: tuple[float, float, int], y: tuple[float, float, int]) -> dict[str, Any]:
     """Return the log density on a grid, row by row, in the form of a message."""
     with torch.no_grad():
-        values = density(grid(density, x, y))
+        values = log_density(grid(x, y))
     return {"x": list(x), "y": list(y), "log_density": plain(values)}
 
 
-def grid(density: Density, x: tuple[float, float, int], y: tuple[float, float, int]) -> Tensor:
-    """Return the points of a grid, (G, 2); x varies fastest."""
+def grid(x: tuple[float, float, int], y: tuple[float, float, int]) -> Tensor:
+    """Return the points of a grid, (G, 2), in float64; x varies fastest."""
     second, first = torch.meshgrid(
-        torch.linspace(*y, dtype=density.dtype), torch.linspace(*x, dtype=density.dtype), indexing="ij"
+        torch.linspace(*y, dtype=torch.float64), torch.linspace(*x, dtype=torch.float64), indexing="ij"
     )
     return torch.stack([first.flatten(), second.flatten()], 1)
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from credibly import likelihoods, priors
 from credibly.gaussians.families import MeanField, family
-from credibly.inference.density import Density
 from credibly.inference.training.callbacks import TrainingState
 from credibly.methods import BayesByBackprop
 from credibly.problem import Problem
 from credibly.web.playground.bands import finite
-from credibly.web.playground.densities import CELLS, grid, surface
+from credibly.web.playground.densities import CELLS, LogDensity, grid, surface
 from credibly.web.playground.protocol import VIRequest
 
 # Cells per side of the grid that integrates the posterior, and how far it reaches in prior standard deviations.
@@ -54,10 +53,9 @@ def make_problem(request: VIRequest) -> Problem:
 def run_variational(request: VIRequest, send: Send, cancelled: Callable[[], bool]) -> None:
     """Send the posterior, then q about 20 times during the fit and at its end, then the moments of the posterior."""
     problem = make_problem(request)
-    density = Density(problem.log_density, 2, batched=True, name="two weights")
     reach = REACH * request.prior_scale
-    exact = Exact(density, reach)
-    shown = surface(density, (-reach, reach, CELLS), (-reach, reach, CELLS))
+    exact = Exact(problem.log_density, reach)
+    shown = surface(problem.log_density, (-reach, reach, CELLS), (-reach, reach, CELLS))
     send({"type": "surface", "id": request.id, **shown, "log_evidence": exact.log_evidence})
     chosen = family(request.family, 1)
 
@@ -98,11 +96,11 @@ def run_variational(request: VIRequest, send: Send, cancelled: Callable[[], bool
 class Exact:
     """The posterior of two weights on a grid: evidence, moments, and divergences from Gaussians."""
 
-    def __init__(self, density: Density, reach: float) -> None:
-        self.points = grid(density, (-reach, reach, FINE), (-reach, reach, FINE))
+    def __init__(self, log_density: LogDensity, reach: float) -> None:
+        self.points = grid((-reach, reach, FINE), (-reach, reach, FINE))
         self.cell = (2 * reach / (FINE - 1)) ** 2
         with torch.no_grad():
-            log_joint = density(self.points)
+            log_joint = log_density(self.points)
         self.log_evidence = float(torch.logsumexp(log_joint, 0)) + math.log(self.cell)
         self.log_p = log_joint - self.log_evidence
         self.p = self.log_p.exp() * self.cell
