@@ -1,4 +1,4 @@
-"""Runs that go on until their chains agree, or until their time is out."""
+"""Runs that continue until their chains agree, or until their budget is spent."""
 
 import math
 
@@ -10,6 +10,7 @@ import credibly as cr
 from credibly.core.durations import to_seconds, to_text
 from credibly.diagnostics.convergence import ess, rhat
 from credibly.inference.sampling import until
+from credibly.inference.sampling.budget import Budget
 
 SCALES = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 
@@ -92,6 +93,24 @@ def test_a_budget_ends_the_run():
     assert posterior.draws.shape[1] == found["rounds"][-1]["draws"] > 0
 
 
+def test_a_budget_in_iterations_ends_the_run_where_it_says():
+    """Rounds of 20 draws: until iteration 40, from there to 80 with two iterations per draw, and then half of one."""
+    method = cr.HMC(chains=2, draws=20, warmup=20, init=START, until="mixed", budget="103 iterations", compile=False)
+    first, second = (method.fit(two_modes(), seed=0) for _ in range(2))
+    found = first.record.history["until"]
+    assert found["goal"] == {"rhat": until.RHAT, "ess": until.ESS, "seconds": None, "iterations": 103}
+    assert not found["met"]
+    assert [r["discarded"] for r in found["rounds"]] == [True, False, False]
+    assert first.draws.shape[1] == 20 + (103 - 80) // 2
+    assert torch.equal(first.draws, second.draws)
+
+
+def test_budgets_as_text():
+    assert [str(Budget.parse("budget", text)) for text in ("90s", "5_000 iterations", "1 iteration", 2)] == [
+        "1.5 min", "5,000 iterations", "1 iterations", "2 s",
+    ]  # fmt: skip
+
+
 def test_a_budget_that_holds_no_draw_is_an_error():
     with pytest.raises(cr.SamplingError, match=r"budget: 1e-06 s ended in iteration 1, before the first draw"):
         hmc(until="mixed", budget=1e-6).fit(gaussian(), seed=0)
@@ -102,10 +121,11 @@ class TestResume(StoppedRuns):
         "method, problem",
         [
             (hmc(until="mixed"), make),
+            (hmc(until="mixed", budget="47 iterations"), make),
             (hmc(until="mixed", draws=4, max_steps=2), lambda seed=0: density()),
             (sg(cr.SGHMC, until="mixed"), make),
         ],
-        ids=["hmc", "hmc on a density", "sghmc"],
+        ids=["hmc", "hmc with a budget", "hmc on a density", "sghmc"],
     )
     def test_a_stopped_run_resumes_bit_for_bit(self, tmp_path, tight, crash, monkeypatch, method, problem):
         monkeypatch.setattr(until, "ROUNDS", 3)
@@ -130,9 +150,15 @@ class TestResume(StoppedRuns):
     [
         ({"until": "done"}, "until must be"),
         ({"budget": "10min"}, 'budget must be None without until="mixed"'),
-        ({"until": "mixed", "budget": 0}, "budget must be a positive duration, got 0"),
-        ({"until": "mixed", "budget": "soon"}, "budget must be a positive duration, got 'soon'"),
-        ({"until": "mixed", "budget": math.nan}, "budget must be a positive duration"),
+        ({"until": "mixed", "budget": 0}, "budget must be a positive duration or number of iterations, got 0"),
+        ({"until": "mixed", "budget": "soon"}, "budget must be a positive .*, got 'soon'"),
+        ({"until": "mixed", "budget": math.nan}, "budget must be a positive duration or number of iterations, got nan"),
+        ({"until": "mixed", "budget": "0 iterations"}, "budget must be a positive .*, got '0 iterations'"),
+        ({"until": "mixed", "budget": "1.5 iterations"}, "budget must be a positive .*, got '1.5 iterations'"),
+        (
+            {"until": "mixed", "budget": "300 iterations", "warmup": 300, "thin": 1},
+            "budget must be at least 301 iterations, the warm-up and one draw, got '300 iterations'",
+        ),
     ],
 )
 @pytest.mark.parametrize("method", [cr.HMC, cr.SGHMC])

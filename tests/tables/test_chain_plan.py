@@ -25,7 +25,7 @@ from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows
 from own_tables import write
 
-QUICK = {"chains": 2, "warmup": 60, "draws": 30, "thin": 1, "max_steps": 20}
+QUICK = {**search.HMC_PILOT, "chains": 2, "warmup": 60, "draws": 30, "max_steps": 20}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,9 @@ class TestPlan:
         plan = plan_chains(linear)
         assert plan.attainable
         assert plan.effective > 100
+        # About eighty seconds of work hold millions of these iterations.
+        assert plan.settings["until"] == "mixed"
+        assert int(plan.settings["budget"].removesuffix(" iterations")) > 10_000
 
     def test_less_work_shortens_chains_and_then_refuses_them(self, linear, monkeypatch):
         before = plan_chains(linear)
@@ -173,6 +176,21 @@ class TestFallback:
         assert "3.2 times" in found.why
         assert "5 effective draws" in found.why
         assert [one.chosen for one in found.candidates].count(True) == 1
+
+    @pytest.mark.parametrize(
+        "given, expected",
+        [
+            ({}, ("mixed", "700 iterations")),
+            ({"until": "mixed"}, ("mixed", None)),
+            ({"until": "mixed", "budget": "2min"}, ("mixed", "2min")),
+        ],
+    )
+    def test_the_budget_is_that_of_the_user_or_of_the_plan(self, table, quick, monkeypatch, given, expected):
+        plan = ChainPlan({"until": "mixed", "budget": "700 iterations"}, effective=5.0, times=0.5)
+        monkeypatch.setattr(table_choice, "plan_chains", lambda prepared: plan)
+        fixed = {"inputs": "standard", "transform": "none", "prior_scale": 1.0, "noise": "learned"}
+        found = choose_table(prepare(Config(str(table), "y", settings=given, **fixed)))
+        assert (found.method.until, found.method.budget) == expected
 
     @pytest.mark.parametrize("difference, name", [(-0.11, "ensemble"), (-0.13, "hmc")])
     def test_an_ensemble_that_predicts_worse_replaces_nothing(self, table, quick, monkeypatch, difference, name):

@@ -78,7 +78,8 @@ class HMC(SamplingMethod):
             heteroscedastic), a Normal prior, stacks of Linear layers; not with a given `step_size`.
         until: "mixed" continues, with longer trajectories or more draws, until R-hat and the effective sample size of
             predictions reach 1.03 and 400, and the record reports whether they did. None stops after `draws` draws.
-        budget: the time limit of `until`, in seconds or as "10min"; None sets no limit.
+        budget: the limit of `until`: seconds, "10min", or "5000 iterations" with warm-up, whose result does not depend
+            on the machine; None sets no limit.
     """
 
     name: ClassVar[str] = "hmc"
@@ -139,7 +140,7 @@ class HMC(SamplingMethod):
         elif self.collapse and self._about_weights:
             found = "must be False or 'auto' with a given step_size, or a posterior as mass or mass_start, got True"
             raise InputError("collapse", found)
-        check_until(self.until, self.budget)
+        check_until(self.until, self.budget, self.warmup + self.thin)
 
     def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
         """Return the density that is sampled, without the output layer where that applies."""

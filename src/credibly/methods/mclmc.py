@@ -96,7 +96,7 @@ class MCLMC(SamplingMethod):
         integrator(self.integrator)
         check_init(self.init)
         check_draw_dtype(self.draw_dtype)
-        check_until(self.until, self.budget)
+        check_until(self.until, self.budget, self.warmup + self.thin)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> MCLMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""

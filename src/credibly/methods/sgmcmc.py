@@ -90,7 +90,8 @@ class _SGMCMC(SamplingMethod):
         compile: True, False or "auto".
         until: "mixed" continues until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
             record reports whether they did; only with the constant schedule. None stops after `draws` draws.
-        budget: the time limit of `until`, in seconds or as "10min"; None sets no limit.
+        budget: the limit of `until`: seconds, "10min", or "5000 iterations" with warm-up, whose result does not depend
+            on the machine; None sets no limit.
     """
 
     overdamped: ClassVar[bool]
@@ -140,7 +141,7 @@ class _SGMCMC(SamplingMethod):
         if not (isinstance(self.init, str) and self.init == "auto"):
             check_init(self.init)
         check_draw_dtype(self.draw_dtype)
-        check_until(self.until, self.budget)
+        check_until(self.until, self.budget, (self.warmup or 0) + (self.thin or 1))
         if self.until is not None and self.schedule != "constant":
             advice = "The other schedules plan all steps before the first one"
             raise InputError("until", f"must be None with schedule={self.schedule!r}, got {self.until!r}", advice)

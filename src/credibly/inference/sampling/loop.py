@@ -37,7 +37,7 @@ class Rendezvous:
         return self.world.size > 1 and done >= self.next
 
     def meet(self, done: int, stop: bool, expired: bool) -> tuple[bool, bool]:
-        """Return whether any process was asked to stop, and whether the time is out.
+        """Return whether any process was asked to stop, and whether the budget is spent.
 
         The leader's clock decides whether the time is out, and when to synchronise next.
         """
@@ -61,8 +61,10 @@ def run_loop(
     with polite_interrupt() as asked, Progress(title, sampler.total, progress, first=first) as bar:
         # Several processes stop together, where they synchronise.
         stop = asked if world.size == 1 else never
+        # A resumed run may have spent its iterations.
+        expired = until is not None and not until.timed and until.expired(first)
         try:
-            while sampler.done < sampler.total or _prolonged(sampler, recorder, until, bar):
+            while not expired and (sampler.done < sampler.total or _prolonged(sampler, recorder, until, bar)):
                 statistics = sampler.advance(stop)
                 if sampler.keeps():
                     theta = sampler.target.decode(sampler.theta)
@@ -70,12 +72,14 @@ def run_loop(
                     recorder.add(theta, statistics)
                     if until is not None:
                         until.add(theta)
-                expired = world.size == 1 and until is not None and until.expired()
+                # Each process has its own clock, and they agree on the time only where they synchronise.
+                ends_here = until is not None and (world.size == 1 or not until.timed)
+                expired = until is not None and ends_here and until.expired(sampler.done)
                 last = sampler.done == sampler.total
                 if world.size == 1:
                     recorder.checkpoint(sampler)
                 elif rendezvous.due(sampler.done) and not last:
-                    expired = until is not None and until.expired()
+                    expired = until is not None and until.expired(sampler.done)
                     asked_to_stop, expired = rendezvous.meet(sampler.done, asked(), expired)
                     if asked_to_stop:
                         raise Stopped
@@ -90,9 +94,8 @@ def run_loop(
                         bar.update(sampler.done, final=last, **values)
                 if stop() and not last:
                     raise Stopped
-                if expired and not last:
-                    _prolonged(sampler, recorder, until, bar)
-                    break
+            if expired:
+                _prolonged(sampler, recorder, until, bar)
         except Stopped:
             recorder.checkpoint(sampler, force=True, status="interrupted")
             raise

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
-from credibly.core.durations import to_seconds
 from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
@@ -27,6 +26,7 @@ from credibly.inference.density import Density
 from credibly.inference.footprint import check_sampling, smaller_run
 from credibly.inference.method import Method, check_run
 from credibly.inference.run_files import initial_network
+from credibly.inference.sampling.budget import Budget
 from credibly.inference.sampling.folder import (
     check_not_unfinished,
     create_folder,
@@ -64,7 +64,7 @@ class SamplingMethod(Method):
         chains, draws: number of chains, and of draws per chain.
         init, start_steps: starting points, see `credibly.inference.sampling.starts`.
         draw_dtype: dtype of the stored draws; None for the network's.
-        until, budget: whether to continue until the chains agree, and for how long, see `inference.sampling.until`.
+        until, budget: whether to continue until the chains agree, and how long at most, see `inference.sampling.until`.
     """
 
     shards_rows: ClassVar[bool] = False
@@ -178,8 +178,8 @@ class Run:
         self.folder = folder
         self.until: Until | None = None
         if method.until is not None:
-            seconds = None if method.budget is None else to_seconds("budget", method.budget)
-            self.until = Until(self.target, self.mesh, method.chains, method.draws, seconds)
+            budget = None if method.budget is None else Budget.parse("budget", method.budget)
+            self.until = Until(self.target, self.mesh, method.chains, method.draws, budget)
         self.recorder: Recorder
         if folder is not None:
             self.recorder = self._recorder()

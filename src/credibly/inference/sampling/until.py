@@ -1,4 +1,4 @@
-"""Run until done: a sampler continues until its chains agree on predictions, or until its time is out.
+"""Run until done: a sampler continues until its chains agree on predictions, or until its budget is spent.
 
 Draws are taken in rounds. After each round R-hat and the effective sample size are computed for predictions at 64
 training rows (coordinates, for a plain density). While the worst of them misses the goal,
@@ -6,11 +6,11 @@ training rows (coordinates, for a plain density). While the worst of them misses
     R-hat > 1.1    the chains have not met: everything so far counts as warm-up, and the next round takes twice as long,
                    by longer trajectories where they were cut, else by more iterations per draw;
     otherwise      the next round adds draws, up to four times the requested number; beyond, draws are taken further
-                   apart.
+                   apart, unless half of the budget is spent.
 
 The goal for training rows, R-hat 1.03, is stricter than the usual 1.05, because other rows may mix more slowly. The
-time budget ends a run between two iterations, and the record keeps the verdict. A run without a budget is
-bit-for-bit reproducible; where the time ends it depends on the machine.
+budget ends a run between two iterations, and the record keeps the verdict. A run without a budget, or with one in
+iterations, is bit-for-bit reproducible; where time ends it, that depends on the machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
-from credibly.core.durations import to_seconds, to_text
+from credibly.core.durations import to_text
 from credibly.diagnostics.convergence import MIN_DRAWS, measure
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError, SamplingError
+from credibly.inference.sampling.budget import Budget
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.target import Target
 
@@ -47,14 +48,17 @@ ROUNDS = 8
 EVERY_SECONDS = 2.0
 
 
-def check_until(until: str | None, budget: float | str | None) -> None:
-    """Raise unless the two settings make sense together."""
+def check_until(until: str | None, budget: float | str | None, least: int = 1) -> None:
+    """Raise unless the two settings make sense together, and a budget in iterations holds the `least` for one draw."""
     if until is not None:
         check_choice("until", until, ("mixed",), "Or pass None for a fixed number of draws")
     if budget is not None:
-        to_seconds("budget", budget)
+        limit = Budget.parse("budget", budget)
         if until is None:
             raise InputError("budget", f'must be None without until="mixed", got {budget!r}', "Pass both or neither")
+        if not limit.timed and limit.amount < least:
+            found = f"must be at least {least:,} iterations, the warm-up and one draw, got {budget!r}"
+            raise InputError("budget", found, "Pass more iterations, or a shorter warm-up")
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,10 @@ class Until:
     Args:
         target, mesh: of the run.
         draws: per chain and round.
-        budget: seconds, or None for no limit of time.
+        budget: the limit; None for none.
     """
 
-    def __init__(self, target: Target, mesh: Mesh, chains: int, draws: int, budget: float | None) -> None:
+    def __init__(self, target: Target, mesh: Mesh, chains: int, draws: int, budget: Budget | None) -> None:
         self.target, self.mesh, self.chains, self.draws, self.budget = target.plain, mesh, chains, draws, budget
         self.values: list[Tensor] = []
         self.rounds: list[Judgement] = []
@@ -125,9 +129,14 @@ class Until:
         with torch.no_grad():
             return self.target.features(theta.to(self.target.dtype))
 
-    def expired(self) -> bool:
-        """Return whether the time is out."""
-        return self.budget is not None and self.seconds >= self.budget
+    @property
+    def timed(self) -> bool:
+        """Whether a clock may end the run."""
+        return self.budget is not None and self.budget.timed
+
+    def expired(self, done: int) -> bool:
+        """Return whether the budget is spent after `done` iterations."""
+        return self.budget is not None and self.budget.spent(self.seconds, done) >= self.budget.amount
 
     def judge(self) -> Judgement:
         """Return the state of all chains. A collective call of all processes."""
@@ -152,18 +161,18 @@ class Until:
         now = self.judge()
         if not len(self.values):
             raise SamplingError(
-                f"budget: {to_text(self.budget or 0.0)} ended in iteration {sampler.done}, before the first draw. "
+                f"budget: {self.budget} ended in iteration {sampler.done}, before the first draw. "
                 f"Pass a longer budget, fewer warm-up iterations or fewer chains"
             )
-        out_of_time, spent = self.mesh.world.gather([self.expired(), self.seconds])[0]
+        expired, left = self._budget_left(sampler.done)
         last = self.budget is None and len(self.rounds) + 1 >= ROUNDS
-        if now.met or out_of_time or last:
+        if now.met or expired or last:
             self.rounds.append(now)
             return 0
-        time_left = math.inf if self.budget is None else self.budget - spent
-        # A longer round that cannot end in time would only discard draws.
-        apart = now.rhat > APART and time_left > spent
-        crowded = len(self.values) >= MOST * self.draws
+        # A longer round that the budget does not hold would only discard draws.
+        apart = now.rhat > APART and left > 0.5
+        most = MOST * self.draws if left > 0.5 else math.inf
+        crowded = len(self.values) >= most
         self.rounds.append(Judgement(now.rhat, now.ess, now.draws, now.seconds, discarded=apart or crowded))
         more = self.draws
         if apart or crowded:
@@ -171,9 +180,16 @@ class Until:
             discard()
         else:
             wanted = math.ceil(len(self.values) * (min(now.factor, 2.0) - 1))
-            more = max(1, min(wanted, MOST * self.draws - len(self.values)))
+            more = max(1, int(min(wanted, most - len(self.values))))
         sampler.prolong(more, anew=apart or crowded)
         return more
+
+    def _budget_left(self, done: int) -> tuple[bool, float]:
+        """Return whether the budget is spent, and the fraction that is left. A collective call of all processes."""
+        if self.budget is None:
+            return False, 1.0
+        spent: float = self.mesh.world.gather(self.budget.spent(self.seconds, done))[0]
+        return spent >= self.budget.amount, 1 - spent / self.budget.amount
 
     def live_values(self) -> dict[str, float | str]:
         """Return the worst R-hat and ESS, and the expected time to the goal; of this process's chains."""
@@ -198,7 +214,12 @@ class Until:
                 to_text(now.seconds), now.rhat, RHAT, now.ess, ESS,
             )  # fmt: skip
         return {
-            "goal": {"rhat": RHAT, "ess": ESS, "seconds": self.budget},
+            "goal": {"rhat": RHAT, "ess": ESS} | self._limit(),
             "met": met,
             "rounds": [asdict(one) for one in self.rounds],
         }
+
+    def _limit(self) -> dict[str, float | None]:
+        if self.budget is None or self.budget.timed:
+            return {"seconds": None if self.budget is None else self.budget.amount}
+        return {"seconds": None, "iterations": self.budget.amount}

@@ -1,9 +1,10 @@
 """Chains of a table: long enough to pass their own diagnostics within the time of a default fit.
 
 A short trial on some of the rows measures the effective draws per gradient of whole trajectories with a diagonal mass.
-The chains are then made long enough for the effective sample size and R-hat that the report asks for. If that would
-take longer than about a minute, or if whole trajectories would, the plan is not attainable: the table gets another
-method if that predicts as well, and otherwise short trajectories that keep most of their momentum.
+The chains are planned from it for the effective sample size and R-hat that the report asks for, and continue until
+their predictions have them, within a budget of iterations. If that would take longer than about a minute, or if whole
+trajectories would, the plan is not attainable: the table gets another method if that predicts as well, and otherwise
+short trajectories that keep most of their momentum.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ WHOLE: dict[str, Any] = {
 TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1, "until": None, "budget": None}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
 TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
-# Effective draws to aim for and the minimum to accept, as multiples of what the verdict asks for: a trial measures them
-# only roughly.
-WANTED, LEAST = 2.0, 1.5
+# Effective draws to plan for, as a multiple of what the verdict asks for: a trial measures them only roughly.
+WANTED = 1.5
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
 DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.6
 # Rows at which the trial is diagnosed.
@@ -89,7 +89,7 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     size = prepared.problem.n * prepared.problem.layout.dim
     needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / effective
     work = steps * settings["chains"] * size
-    times = (LEAST * needed + settings["warmup"]) * work / WORK
+    times = (WANTED * needed + settings["warmup"]) * work / WORK
     affordable = int(WORK / work - settings["warmup"])
     if history["trajectory_shortened"] or affordable < trial.draws:
         # As many short trajectories as there is time for, after the trial and beside the fits to folds.
@@ -100,6 +100,7 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
         return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
     settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
     settings["draws"] = min(affordable, settings["draws"])
+    settings |= {"until": "mixed", "budget": f"{settings['warmup'] + affordable} iterations"}
     return ChainPlan(settings, effective, times)
 
 

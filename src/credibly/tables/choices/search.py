@@ -41,7 +41,9 @@ ROWS = 4_000
 # Number of folds, of which those up to the given number of rows are used.
 FOLDS = 4
 USED = ((600, 4), (1_200, 2))
-HMC_PILOT: dict[str, Any] = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
+HMC_PILOT: dict[str, Any] = {
+    "chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48, "until": None, "budget": None,
+}  # fmt: skip
 ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "epochs": 40, "patience": 6}
 # Rows from which tables have one held-out part instead of folds, and longer training.
 MANY = 10_000

@@ -60,6 +60,9 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
         return found
     plan = plan_chains(found)
     settings = {**best.settings, **plan.settings, **config.settings}
+    if "until" in config.settings and "budget" not in config.settings:
+        # Explicitly without a limit.
+        settings.pop("budget", None)
     found = found.with_recipe(dataclasses.replace(best, settings=settings), candidates)
     if plan.attainable or config.method == "hmc" or config.settings:
         return dataclasses.replace(found, why=why)
