@@ -15,6 +15,7 @@ from credibly.backends.cpp.likelihood import likelihood_struct, supports
 from credibly.backends.cpp.mass import MassStructs
 from credibly.backends.cpp.stack import Stack, padded_columns
 from credibly.core.inputs import Tensors
+from credibly.core.threads import native_threads
 from credibly.gaussians.mass import InverseMass
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
@@ -325,4 +326,4 @@ class CppDensity:
 
     def threads(self, chains: int, evaluations: int) -> int:
         """Return the threads of a call that evaluates the density this often for every chain."""
-        return torch.get_num_threads() if chains * evaluations * self.rows_by_dim > MIN_THREADED else 1
+        return native_threads() if chains * evaluations * self.rows_by_dim > MIN_THREADED else 1

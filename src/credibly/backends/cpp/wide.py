@@ -12,6 +12,7 @@ from credibly.backends.cpp.density import MIN_THREADED
 from credibly.backends.cpp.likelihood import likelihood_struct, supports
 from credibly.backends.cpp.stack import Stack
 from credibly.core.rng import CHUNK
+from credibly.core.threads import native_threads
 from credibly.likelihoods import Likelihood
 
 MIN_THREADED_NORMALS = 2**16  # fewer normal numbers do not pay for starting threads
@@ -62,7 +63,7 @@ class WideDensity:
         work = batch * self.stack.dim
         arguments = api_wide.WideSteps(
             chains=len(theta),
-            threads=torch.get_num_threads() if keys.size // 2 * work > MIN_THREADED else 1,
+            threads=native_threads() if keys.size // 2 * work > MIN_THREADED else 1,
             count=len(schedule),
             single_thread=work < MIN_THREADED_CHAIN,
             theta=api.address(theta),
@@ -89,7 +90,7 @@ def supports_wide(stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood
 def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
     """Fill `out`, an integer number of chunks, with the numbers of `rng.fill_normal`, on all threads."""
     assert len(out) % CHUNK == 0
-    threads = torch.get_num_threads() if len(out) >= MIN_THREADED_NORMALS else 1
+    threads = native_threads() if len(out) >= MIN_THREADED_NORMALS else 1
     arguments = api_wide.Normals(keys=api_wide.Keys(*keys), count=len(out), threads=threads, out=api.address(out))
     api_wide.function("fill_normal")(arguments)
 

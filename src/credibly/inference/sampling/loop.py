@@ -11,12 +11,15 @@ from torch import Tensor
 
 from credibly.core.interrupts import never, polite_interrupt
 from credibly.core.progress import Progress
+from credibly.core.threads import threads_for_native
 from credibly.distributed.world import World
 from credibly.inference.sampling.recording import EVERY_SECONDS, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.until import Until
 from credibly.inference.target import ProblemTarget, Target
 
+# Values of all chains up to which torch's operations on them do not gain from several threads.
+ONE_THREAD = 100_000
 # Draws per chain in the running R-hat; older ones are thinned.
 WATCHED = 256
 # Training rows whose predictions it covers.
@@ -58,7 +61,12 @@ def run_loop(
     began, first, monitor = time.monotonic(), sampler.done, Monitor(sampler.target)
     world = recorder.mesh.world
     rendezvous = Rendezvous(world, first)
-    with polite_interrupt() as asked, Progress(title, sampler.total, progress, first=first) as bar:
+    small = sampler.theta.numel() <= ONE_THREAD
+    with (
+        polite_interrupt() as asked,
+        Progress(title, sampler.total, progress, first=first) as bar,
+        threads_for_native(small and sampler.backend_name == "cpp"),
+    ):
         # Several processes stop together, where they synchronise.
         stop = asked if world.size == 1 else never
         # A resumed run may have spent its iterations.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from credibly.core.interrupts import never, polite_interrupt
 from credibly.core.progress import Progress
+from credibly.core.threads import threads_for_native
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
 from credibly.errors import Interrupted, StoreError, TrainingError
@@ -147,7 +148,8 @@ def train(
     heartbeat = Heartbeat(peers or World())
     done = 0 if stage is None else stage.restore()
     asking = nullcontext(never) if stage is None else polite_interrupt()
-    with asking as asked, Progress(title, steps, progress, first=done) as bar:
+    native = threads_for_native(step.backend_facts["name"] == "cpp")
+    with asking as asked, Progress(title, steps, progress, first=done) as bar, native:
         while done < steps:
             limit = min(steps, (done // check_every + 1) * check_every)
             if data.stops:
