@@ -134,6 +134,22 @@ class TestPlan:
         assert list(short.settings) == ["thin"]
         assert not short.attainable
 
+    def test_without_the_output_layer_if_only_that_mixes_in_time(self, table, monkeypatch):
+        """The first trial is made to look slow; the second one is without the output layer."""
+        config = Config(str(table), "y", method="hmc", hidden=(4,), tune="none", settings={"warmup": 60})
+        prepared = prepare(config)
+        monkeypatch.setattr(chain_plan, "TRIAL", chain_plan.TRIAL | {"warmup": 60, "draws": 20})
+        costs = {False: 1e9, True: 1e4}
+        monkeypatch.setattr(chain_plan._Trial, "cost", lambda self, problem: costs[self.collapse])
+        plan = plan_chains(prepared)
+        assert plan.attainable
+        assert plan.settings["collapse"]
+        costs[True] = 1e9
+        assert not plan_chains(prepared).settings.get("collapse")
+        given = dataclasses.replace(config, settings={**config.settings, "collapse": False})
+        costs[True] = 1e4
+        assert not plan_chains(prepare(given)).attainable
+
     def test_folds_of_whole_trajectories_are_short(self, linear):
         method = dataclasses.replace(linear.method, **chain_plan.WHOLE, thin=9)
         found = fold_method(method, 5)

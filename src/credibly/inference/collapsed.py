@@ -64,6 +64,12 @@ def refusal(problem: Problem) -> str:
     return ""
 
 
+def output_weights(problem: Problem) -> int:
+    """Return how many weights are integrated out, those of the last layer to one unit with its bias."""
+    stack = _stack(problem)
+    return 0 if stack is None else stack.layers[-1][0] + 1
+
+
 def _stack(problem: Problem) -> Stack | None:
     forward = problem.forward
     if forward.stack is None or forward.module is not problem.layout.module or forward.precision is not None:

@@ -2,9 +2,10 @@
 
 A short trial on some of the rows measures the effective draws per gradient of whole trajectories with a diagonal mass.
 The chains are planned from it for the effective sample size and R-hat that the report asks for, and continue until
-their predictions have them, within a budget of iterations. If that would take longer than about a minute, or if whole
-trajectories would, the plan is not attainable: the table gets another method if that predicts as well, and otherwise
-short trajectories that keep most of their momentum.
+their predictions have them, within a budget of iterations. If that would take longer than about a minute, another trial
+is without the output layer, which is integrated out: its gradients cost several times as much, but on some tables far
+fewer of them are needed. If neither has time, the plan is not attainable: the table gets another method if that
+predicts as well, and otherwise short trajectories that keep most of their momentum.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ import torch
 
 from credibly.core.threads import torch_threads
 from credibly.diagnostics.verdict import ESS_TOTAL
+from credibly.inference.collapsed import output_weights, refusal
 from credibly.methods import HMC
+from credibly.problem import Problem
 from credibly.tables.folds import fold_method
 from credibly.tables.prepared import Prepared
 from credibly.tables.threads import threads_for
 
-# Rows times parameters times gradients of the chains: about 80 processor seconds.
-WORK = 1.8e12
-# Fixed cost of a gradient, however small the table, in rows times parameters.
+# Rows times multiplications times gradients of the chains: about 100 processor seconds.
+WORK = 2.0e12
+# Fixed cost of a gradient, however small the table, in rows times multiplications.
 OVERHEAD = 100_000
 # Settings by which a user determines the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
 # Whole trajectories. Truncated ones are random walks where the posterior is narrow.
 WHOLE: dict[str, Any] = {
     "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
-    "mass": "diagonal",
+    "mass": "diagonal", "collapse": False,
 }  # fmt: skip
 TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1, "until": None, "budget": None}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
@@ -69,39 +72,73 @@ class ChainPlan:
 
 def plan_chains(prepared: Prepared) -> ChainPlan:
     """Run short chains on the rows of the first fold and plan the chains of the final fit."""
-    method = prepared.method
-    assert isinstance(method, HMC)
-    rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
-    problem = prepared.problem_of(rows)
-    trial = dataclasses.replace(method, **TRIAL)
-    iterations = trial.chains * (trial.warmup + trial.draws)
-    most = int(TRIAL_WORK * WORK / (iterations * problem.n * problem.layout.dim))
-    trial = dataclasses.replace(trial, max_steps=max(TRIAL_STEPS[0], min(TRIAL_STEPS[1], most)))
-    with torch_threads(threads_for(problem, trial)):
-        posterior = trial.fit(problem, seed=prepared.config.seed, progress=False)
-        found = posterior.diagnostics(*_observed(prepared, rows))
-    effective = min(space.ess_most for space in found.judged.values())
-    effective = max(1.0, effective) if math.isfinite(effective) else 1.0
-    history = posterior.record.history
-    steps, settings = float(history["steps"]), {**WHOLE, "max_steps": 2 * trial.max_steps}
-    if sum(history["divergences"]) > DIVERGENT * trial.chains * trial.draws:
-        steps, settings["target_accept"] = SMALLER * steps, CAREFUL
-    size = prepared.problem.n * prepared.problem.layout.dim
-    needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / effective
-    work = steps * settings["chains"] * size
-    times = (WANTED * needed + settings["warmup"]) * work / WORK
-    affordable = int(WORK / work - settings["warmup"])
-    if history["trajectory_shortened"] or affordable < trial.draws:
-        # As many short trajectories as there is time for, after the trial and beside the fits to folds.
-        trial_size = problem.n * problem.layout.dim + OVERHEAD
-        spent = iterations * float(history["steps"]) * trial_size + _work_of_folds(prepared, method)
-        affordable = int((WORK - spent) / (method.max_steps * method.chains * (size + OVERHEAD)) - method.warmup)
-        thin = max(method.thin, affordable // method.draws)
-        return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
-    settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
-    settings["draws"] = min(affordable, settings["draws"])
-    settings |= {"until": "mixed", "budget": f"{settings['warmup'] + affordable} iterations"}
-    return ChainPlan(settings, effective, times)
+    trial = _Trial(prepared, collapse=False)
+    if trial.plan.attainable or "collapse" in prepared.config.settings or refusal(prepared.problem):
+        return trial.plan
+    other = _Trial(prepared, collapse=True)
+    return other.plan if other.plan.attainable else trial.plan
+
+
+class _Trial:
+    """Short chains on the rows of the first fold, and the plan that they give.
+
+    Args:
+        prepared: the table, with the recipe of its chains.
+        collapse: whether the output layer is integrated out.
+    """
+
+    def __init__(self, prepared: Prepared, collapse: bool) -> None:
+        method = prepared.method
+        assert isinstance(method, HMC)
+        self.prepared, self.method, self.collapse = prepared, method, collapse
+        rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
+        problem = prepared.problem_of(rows)
+        trial = dataclasses.replace(method, **TRIAL | {"collapse": collapse})
+        iterations, size = trial.chains * (trial.warmup + trial.draws), self.cost(problem)
+        most = int(TRIAL_WORK * WORK / (iterations * size))
+        self.trial = dataclasses.replace(trial, max_steps=max(TRIAL_STEPS[0], min(TRIAL_STEPS[1], most)))
+        with torch_threads(threads_for(problem, self.trial)):
+            posterior = self.trial.fit(problem, seed=prepared.config.seed, progress=False)
+            found = posterior.diagnostics(*_observed(prepared, rows))
+        effective = min(space.ess_most for space in found.judged.values())
+        self.effective = max(1.0, effective) if math.isfinite(effective) else 1.0
+        self.history = posterior.record.history
+        self.spent = iterations * float(self.history["steps"]) * size
+
+    def cost(self, problem: Problem) -> float:
+        """Return the multiplications of a gradient, with its fixed cost."""
+        of_row = problem.layout.dim
+        if self.collapse:
+            of_row += output_weights(problem) ** 2
+        return problem.n * of_row + OVERHEAD
+
+    @property
+    def plan(self) -> ChainPlan:
+        """Chains as long as they have to be, or as there is time for."""
+        trial, history = self.trial, self.history
+        steps = float(history["steps"])
+        settings = {**WHOLE, "max_steps": 2 * trial.max_steps, "collapse": self.collapse}
+        if sum(history["divergences"]) > DIVERGENT * trial.chains * trial.draws:
+            steps, settings["target_accept"] = SMALLER * steps, CAREFUL
+        size = self.cost(self.prepared.problem)
+        needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / self.effective
+        work = steps * settings["chains"] * size
+        times = (WANTED * needed + settings["warmup"]) * work / WORK
+        affordable = int(WORK / work - settings["warmup"])
+        if history["trajectory_shortened"] or affordable < trial.draws:
+            return ChainPlan({"thin": self._thin_of_short_ones()}, self.effective, max(times, 1.0 + 1e-6))
+        settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
+        settings["draws"] = min(affordable, settings["draws"])
+        settings |= {"until": "mixed", "budget": f"{settings['warmup'] + affordable} iterations"}
+        return ChainPlan(settings, self.effective, times)
+
+    def _thin_of_short_ones(self) -> int:
+        """Return the iterations per draw of as many short trajectories as there is time for, beside trial and folds."""
+        method, problem = self.method, self.prepared.problem
+        size = problem.n * problem.layout.dim + OVERHEAD
+        left = WORK - self.spent - _work_of_folds(self.prepared, method)
+        affordable = int(left / (method.max_steps * method.chains * size) - method.warmup)
+        return max(method.thin, affordable // method.draws)
 
 
 def _work_of_folds(prepared: Prepared, method: HMC) -> float:
