@@ -164,7 +164,7 @@ def test_each_of_several_targets_is_screened():
     rent = np.where(np.arange(ROWS) == 7, 1e6, TABLE["rent, cold"].to_numpy())
     table = pa.table({"x": X, "twice": 2 * rent, "price": TABLE["price"], "rent": rent})
     rows = np.arange(ROWS)
-    found = screen(table, Preparation.fit(table, "price,rent"), rows[:100], rows[100:])
+    found = screen(table, Preparation.fit(table, "price,rent"), [(rows[:100], rows[100:])])
     assert found[0].startswith("twice has a correlation of 1.000000 with the target rent; pass --drop twice")
     assert [line.split(",")[0] for line in found[1:]] == ["twice is 2e+06 in row 8", "rent is 1e+06 in row 8"]
 
