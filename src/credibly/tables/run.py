@@ -161,9 +161,9 @@ class TableRun:
             training_sample=partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"])),
             ood_fitted=bool(facts.get("ood_fitted", False)),
         )
-        expected = [part["shape"] for part in model.posterior.model.row["parts"]]
-        if expected != [[preparation.inputs]]:
-            found = f"is not of this table's {preparation.inputs} inputs"
+        inputs = preparation.scaling.outputs(preparation.inputs)
+        if [part["shape"] for part in model.posterior.model.row["parts"]] != [[inputs]]:
+            found = f"is not of this table's {inputs} inputs"
             raise StoreError(f"path: the posterior in {os.fspath(folder)!r} {found}")
         return cls(folder, facts, config_of(facts), model)
 
