@@ -144,7 +144,10 @@ class TableRun:
         folder, name = Path(path), os.fspath(path)
         facts = read_facts(folder)
         if facts["status"] != "complete":
-            raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
+            advice = f"Resume it with {resume_command(name)}"
+            if not (folder / "posterior").exists():
+                advice = f"Start again with `credibly fit --config {folder / CONFIG} --out NEW`"
+            raise StoreError(f"path: the fit in {name!r} is not finished. {advice}")
         with as_store_errors(f"path: table.json of {name!r}"):
             return cls._build(folder, facts)
 
