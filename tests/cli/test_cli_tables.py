@@ -238,6 +238,9 @@ class TestPredict:
         assert (found.returncode, found.stderr) == (0, "")
         assert "120 rows predicted." in found.stdout
         assert "The table has no column bp: treated as missing in every row." in found.stdout
+        assert "notes, such as: bp is missing; unknown category 'Mars' in clinic; age = 1e+06 is far" in " ".join(
+            found.stdout.split()
+        )
         assert found.stdout.splitlines()[-1] == "predictions.csv"
         reported = read(place / "predictions.csv")
         assert tuple(reported) == REGRESSION
@@ -393,6 +396,18 @@ class TestEvaluate:
         words = call("evaluate", place / "run", place / "house.csv").output
         assert "hmc on 160 rows of house.csv" in words
         assert "no inputs" in words
+
+    def test_columns_that_the_table_lacks(self, house, tmp_path):
+        place, _ = house
+        rows = diabetes()
+        write({"progress": rows["progress"]}, tmp_path / "target.csv")
+        refused(call("evaluate", place / "run", tmp_path / "target.csv"), "none of the columns", "age")
+        del rows["bp"]
+        write(rows, tmp_path / "less.csv")
+        assert json.loads(call("evaluate", place / "run", tmp_path / "less.csv", "--json").stdout)[
+            "missing_columns"
+        ] == ["bp"]
+        assert "no column bp: treated as missing in" in call("evaluate", place / "run", tmp_path / "less.csv").stdout
 
     def test_ends_in_a_verdict(self, house):
         """By the same checks as the report: on the held-out rows the findings are those of the fit."""

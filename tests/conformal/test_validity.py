@@ -174,3 +174,20 @@ def test_cross_sets_keep_the_promise_in_practice(score):
     # Folds with one and the same fit are split conformal, whose coverage is known.
     k = rank(rows, level)
     assert abs(covered - k / (rows + 1)) < 4 * coverage_error(rows, k, TESTS, REPETITIONS)
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+def test_a_row_whose_noise_overflows_has_an_infinite_interval(folds):
+    model, y = world("right", 50, 100)
+    if folds:
+        rows = torch.arange(50).chunk(folds)
+        calibration = cross_calibrate([(model.subset(part), y[part]) for part in rows])
+    else:
+        calibration = calibrate(model, y)
+    std = torch.full((3, 2, REPETITIONS), 1.0, dtype=torch.float64)
+    std[:, 1] = torch.inf
+    new = gaussian(torch.zeros(3, 2, REPETITIONS, dtype=torch.float64), std)
+    lower, upper = CalibratedPredictive(new, calibration, folds=[new] * folds).interval(0.9)
+    assert bool(torch.isfinite(upper[0] - lower[0]).all())
+    assert bool((lower[1] == -torch.inf).all())
+    assert bool((upper[1] == torch.inf).all())

@@ -169,3 +169,13 @@ def test_a_posterior_with_a_frozen_chain_fails_by_name():
     assert found.still == (2,)
     assert not found.ok
     assert found.verdict.startswith("Not mixed: chain 2 never moved")
+
+
+def test_rows_whose_noise_overflows_do_not_count_against_the_chains():
+    posterior = made(cr.likelihoods.HeteroscedasticGaussian(), 2, 0.1)
+    far = torch.cat([X, torch.tensor([[1e5]], dtype=f64)])
+    assert not bool(posterior.predict(far).variance.isfinite().all())
+    found = posterior.diagnostics(far, torch.cat([Y, torch.zeros(1, dtype=f64)]))
+    assert set(found.quantities) == set(posterior.diagnostics(X, Y).quantities) >= {"variances", "log densities"}
+    assert found.quantities["variances"].nonfinite == 0
+    assert not found.verdict.startswith("Broken")

@@ -7,8 +7,9 @@ import torch
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from credibly.metrics.evaluation import compare
+from tests.conformal.simulated import predictive
 
 X, Y = randn(60, 3), randn(60, 3).sum(1) + 0.2 * randn(60, seed=1)
 
@@ -115,3 +116,12 @@ class TestCompare:
         fewer = cr.MAP(steps=5).fit(problem, seed=0).predict(X[:3])
         with pytest.raises(cr.InputError, match=r"real of shape \(3,\), the predictive real of shape \(60,\)"):
             compare(a, fewer)
+
+
+def test_noise_that_overflows_has_infinite_scores_instead_of_an_error():
+    outputs = torch.tensor([[0.0, 0.0], [1.0, 200.0]])  # exp(200) is infinite in float32
+    p = predictive(outputs.unsqueeze(0), HeteroscedasticGaussian(squeeze=True))
+    values = cr.evaluate(p, torch.tensor([0.1, 0.9]))
+    assert values["crps"] == values["width"] == math.inf
+    assert values["coverage"] == 1.0
+    assert values["rmse"] == pytest.approx(0.1, rel=1e-5)

@@ -52,3 +52,12 @@ def test_rows_that_do_not_converge_fall_back_to_bracketing():
         100 + 0.01 * float(torch.special.ndtri(torch.tensor(0.25, dtype=torch.float64))),
     ]
     assert found.flatten().tolist() == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_scale_that_overflows_puts_half_of_its_probability_at_either_infinity():
+    """exp(200) is infinite in float32: of four components two are N(0, 1), so a quarter is at either end."""
+    output = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 200.0], [5.0, 200.0]]).unsqueeze(1)
+    found = quantiles.mixture_quantiles(HeteroscedasticGaussian(floor=0.1), output, {}, (0.05, 0.3, 0.5, 0.7, 0.95))
+    scale = (0.1**2 + 1) ** 0.5
+    tail = scale * float(torch.special.ndtri(torch.tensor(0.9, dtype=torch.float64)))
+    assert found.flatten().tolist() == pytest.approx([-torch.inf, -tail, 0.0, tail, torch.inf], abs=1e-6)

@@ -19,6 +19,7 @@ from credibly.report.metric_columns import format_number
 from credibly.report.sampling import sampling
 from html_page import check_self_contained
 from tabular import facts_of
+from tests.conformal.simulated import predictive
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,20 @@ class TestFindings:
         assert found.severity == severity
         assert word in found.text
         assert format_number(base) in found.text
+
+    def test_a_larger_error_is_no_improvement(self, diabetes):
+        found = findings.baseline(changed(diabetes, {"rmse": 80.0}, baseline={"log_density": -50.0, "rmse": 77.0}))
+        assert found.text.endswith("; but the RMSE is larger, 80.00 vs 77.00: some means are far off.")
+
+    def test_intervals_of_counts_cover_more_without_being_too_wide(self, diabetes):
+        def finding(rate, y):
+            p = predictive(torch.full((1, 400, 1), math.log(rate)), cr.likelihoods.Poisson(squeeze=True))
+            return findings.coverage(changed(diabetes, {"coverage": 0.985}, predictive=p, y=np.asarray(y)))
+
+        found = finding(0.5, torch.poisson(torch.full((400,), 0.5), generator=torch.Generator().manual_seed(0)))
+        assert found.severity == PASS
+        assert found.text.startswith("The 90% intervals cover 98.5% of the values, more than 90% because they end at")
+        assert "Underconfident" in finding(30.0, np.full(400, 30.0)).text
 
     def test_a_gain_within_its_error_is_a_warning(self, diabetes):
         own = diabetes.figures["log_density"]

@@ -278,3 +278,9 @@ def test_as_accurate_as_imputing_and_encoding_by_hand():
         one.fit(X[train], y[train])
         errors.append(np.sqrt(np.mean((one.predict(X[test]) - y[test]) ** 2)))
     assert errors[0] < errors[1]
+
+
+def test_columns_of_the_same_name_are_rejected():
+    frame = pd.DataFrame({"a": np.arange(20.0), "k": ["x", "y"] * 10})
+    with pytest.raises(cr.InputError, match="X: has more than one column named 'a', 'k'. Make the names unique"):
+        cr.BayesianRegressor(method="map").fit(pd.concat([frame, frame], axis=1), np.arange(20.0))

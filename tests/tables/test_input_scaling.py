@@ -6,10 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import credibly as cr
-from credibly.tables.columns.scaling import FEW, InputScaling
+from credibly.tables import Config, TableRun, fit_table, prepare
+from credibly.tables.columns.scaling import FEW, KINDS, InputScaling
+from credibly.tables.files.reading import read_table
+from own_tables import write
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +62,18 @@ def test_stored_and_restored(x):
         np.testing.assert_array_equal(again(x), scaling(x))
     with pytest.raises(cr.StoreError, match="input scaling"):
         InputScaling.from_dict({"kind": "magic", "columns": [], "points": []})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_any_encoding_loads_and_predicts(kind, tmp_path):
+    rng = np.random.default_rng(0)
+    grade = rng.integers(0, 4, 80)
+    y = grade**2 + rng.normal(size=80)
+    table = write({"grade": grade, "x": rng.lognormal(size=80), "y": y}, tmp_path / "table.csv")
+    settings = {"draws": 6, "warmup": 20, "chains": 2, "thin": 1}
+    config = Config(str(table), "y", method="hmc", hidden=(4,), settings=settings, tune="none", inputs=kind)
+    fitted = fit_table(prepare(config), tmp_path / "run")
+    assert fitted.model.preparation.scaling.kind == kind
+    rows = read_table(table)
+    loaded = TableRun.load(tmp_path / "run").model.predict_table(rows)
+    assert torch.equal(loaded.mean, fitted.model.predict_table(rows).mean)

@@ -27,7 +27,7 @@ def warnings(
     table = table if known is None else attach(table, known)
     order = rng.permutation(rows)
     train, held_out = np.sort(order[rows // 5 :]), np.sort(order[: rows // 5])
-    return list(screen(table, Preparation.fit(table, "y", drop=drop, rows=train), train, held_out))
+    return list(screen(table, Preparation.fit(table, "y", drop=drop, rows=train), [(train, held_out)]))
 
 
 def test_an_ordinary_table_has_no_warnings() -> None:
@@ -66,6 +66,20 @@ def test_values_that_stand_for_classes() -> None:
     assert warnings(y=y, word=other) == []
 
 
+def test_a_threshold_that_gives_the_classes_away() -> None:
+    grams = np.random.default_rng(0).normal(2900, 700, ROWS)
+    low = np.where(grams < 2500, 1, 0)
+    (found,) = warnings(y=low, grams=pa.array([None if i % 9 == 0 else g for i, g in enumerate(grams)]))
+    assert found.startswith("grams alone separates the classes of the target y without an exception; pass --drop grams")
+    three = np.digitize(grams, [2500, 3000])
+    assert len(warnings(y=[f"level {k}" for k in three], grams=grams)) == 1
+    low[0] = 1 - low[0]
+    assert warnings(y=low, grams=grams) == []
+    # A few rows may be separated by accident.
+    few = np.argsort(np.argsort(grams)) < 4
+    assert warnings(y=few, grams=grams) == []
+
+
 # -- rows --------------------------------------------------------------------------------------------------------------
 def test_twins_across_the_split_are_counted() -> None:
     rng = np.random.default_rng(5)
@@ -73,14 +87,24 @@ def test_twins_across_the_split_are_counted() -> None:
     x[200:260], y[200:260] = x[:60], y[:60]
     table = pa.table({"x": x, "w": ["a", "b"] * (ROWS // 2), "y": y})
     train, held_out = np.arange(0, 200), np.arange(200, ROWS)
-    (found,) = screen(table, Preparation.fit(table, "y", rows=train), train, held_out)
+    (found,) = screen(table, Preparation.fit(table, "y", rows=train), [(train, held_out)])
     assert found.startswith("60 rows repeat an earlier one, target included (row ")
     duplicates = "60 of 100 held-out rows have a duplicate among the training rows"
     assert f"{duplicates}, which makes the metrics look too good" in found
     train, held_out = np.arange(0, 270), np.arange(270, ROWS)
-    (found,) = screen(table, Preparation.fit(table, "y", rows=train), train, held_out)
+    (found,) = screen(table, Preparation.fit(table, "y", rows=train), [(train, held_out)])
     assert "60 rows repeat" in found
     assert "duplicate" not in found
+
+
+def test_twins_across_folds_are_counted_in_all_of_them() -> None:
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=ROWS), rng.normal(size=ROWS)
+    x[1], y[1], x[11], y[11] = x[0], y[0], x[10], y[10]
+    table, fold = pa.table({"x": x, "y": y}), np.arange(ROWS) % 5
+    folds = [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(5)]
+    (found,) = screen(table, Preparation.fit(table, "y"), folds)
+    assert "; 4 of 300 cross-validated rows have a duplicate among the rows of their fit, which makes" in found
 
 
 def test_a_repeated_row_is_named_by_its_numbers_in_the_file() -> None:
@@ -97,7 +121,7 @@ def test_rows_that_repeat_by_chance_are_no_hazard() -> None:
         {"a": rng.choice(["x", "y"], 500), "b": rng.choice(["p", "q"], 500), "y": rng.choice(["0", "1"], 500)}
     )
     rows = np.arange(500)
-    assert screen(table, Preparation.fit(table, "y"), rows[:400], rows[400:]) == ()
+    assert screen(table, Preparation.fit(table, "y"), [(rows[:400], rows[400:])]) == ()
 
 
 def test_a_row_number_does_not_hide_twins() -> None:
@@ -189,9 +213,9 @@ def test_what_the_split_respects_is_not_mentioned(option: str) -> None:
         "y": np.random.default_rng(1).normal(size=ROWS),
     })  # fmt: skip
     rows, known = np.arange(ROWS), Preparation.fit(table, "y")
-    both = screen(table, known, rows[:200], rows[200:])
+    both = screen(table, known, [(rows[:200], rows[200:])])
     assert len(both) == 2
-    one = screen(table, known, rows[:200], rows[200:], **{option: {"group": "customer", "time": "day"}[option]})
+    one = screen(table, known, [(rows[:200], rows[200:])], **{option: {"group": "customer", "time": "day"}[option]})
     assert len(one) == 1
     assert f"--{option}" not in one[0]
 

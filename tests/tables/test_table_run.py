@@ -362,6 +362,8 @@ class TestRuns:
         assert done.figures == house.figures
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
         shutil.rmtree(tmp_path / "run" / "posterior")
+        with pytest.raises(StoreError, match="is not finished. Start again with `credibly fit --config"):
+            TableRun.load(tmp_path / "run")
         with pytest.raises(StoreError, match="Start again with `credibly fit --config"):
             resume_table(tmp_path / "run")
 

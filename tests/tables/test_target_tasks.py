@@ -164,7 +164,7 @@ def test_each_of_several_targets_is_screened():
     rent = np.where(np.arange(ROWS) == 7, 1e6, TABLE["rent, cold"].to_numpy())
     table = pa.table({"x": X, "twice": 2 * rent, "price": TABLE["price"], "rent": rent})
     rows = np.arange(ROWS)
-    found = screen(table, Preparation.fit(table, "price,rent"), rows[:100], rows[100:])
+    found = screen(table, Preparation.fit(table, "price,rent"), [(rows[:100], rows[100:])])
     assert found[0].startswith("twice has a correlation of 1.000000 with the target rent; pass --drop twice")
     assert [line.split(",")[0] for line in found[1:]] == ["twice is 2e+06 in row 8", "rent is 1e+06 in row 8"]
 
@@ -215,6 +215,7 @@ def test_columns_with_commas_are_single_targets():
     [
         ({"target": "time", "task": "survival"}, "--event: survival needs to know which events were observed"),
         ({"target": "time", "event": "x"}, "--event: 'x' must hold 1 for an event and 0 for none"),
+        ({"target": "time", "event": "x"}, "Write 1 where the event of interest was observed, and 0 in all other rows"),
         ({"target": "time", "event": "level"}, "'level' must hold 1 or 0, true or false, yes or no"),
         ({"target": "time", "event": "time"}, "--event: 'time' is the target"),
         ({"target": "time", "event": "ever"}, "--event: no column 'ever'.*Did you mean 'over'"),
@@ -236,6 +237,22 @@ def test_columns_with_commas_are_single_targets():
 def test_refusals(options, message):
     with pytest.raises(cr.InputError, match=message):
         Preparation.fit(TABLE, **options)
+
+
+def test_events_coded_as_in_r():
+    table = pa.table({"x": X, "t": np.exp(X), "e": 1 + np.arange(ROWS) % 2})
+    with pytest.raises(cr.InputError, match="got 2. If 1 is censored and 2 an event, as in R, subtract 1"):
+        Preparation.fit(table, "t", event="e")
+
+
+def test_infinite_targets_are_counted():
+    y = X.copy()
+    y[[3, 9]] = np.inf, -np.inf
+    with pytest.raises(cr.InputError, match="--target: 'y' is infinite in 2 of 120 rows"):
+        Preparation.fit(pa.table({"x": X, "y": y}), "y")
+    known = Preparation.fit(pa.table({"x": X, "y": X + 1}), "y")
+    with pytest.raises(cr.InputError, match="'y' is infinite in 1 row. Remove those rows"):
+        known.target_values(pa.table({"y": [1.0, np.inf]}))
 
 
 def test_no_event_at_all():

@@ -38,9 +38,13 @@ def run(
         from credibly.tables.summarise import summarise_on
 
         # Report errors in the file before anything is loaded.
-        header(table)
+        names = header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
+        absent = known.missing_columns(names)
+        if len(absent) == len(known.names):
+            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
         rows = read_table(table, text=known.text_names, conventions=known.conventions)
         usable = known.usable_rows(rows)
         if not len(usable):
@@ -54,6 +58,7 @@ def run(
                 "run": os.fspath(folder),
                 "table": os.fspath(table),
                 "rows": len(facts.y),
+                "missing_columns": absent,
                 "figures": joint.figures,
                 "baseline": joint.baseline,
                 "verdict": verdict_of(facts),
@@ -61,7 +66,9 @@ def run(
             }
             echo(to_json(results))
             return
-        title = f"{done.config.method} on {len(facts.y):,} rows of {table.name}"
+        title = f"{done.config.method} on {len(facts.y):,} row{'s' if len(facts.y) != 1 else ''} of {table.name}"
         print_summary(title, facts, joint.figures if each else None)
         if len(usable) < len(rows):
             print_wrapped(f"{len(rows) - len(usable):,} rows without a target were left out.")
+        if absent:
+            print_wrapped(f"The table has no column {', '.join(absent)}: treated as missing in every row.")

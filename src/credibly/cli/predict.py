@@ -163,7 +163,7 @@ def run(
             echo(to_json(results))
             return
         if not quiet:
-            print_wrapped(f"{done.rows:,} rows predicted.")
+            print_wrapped(f"{done.rows:,} row{'s' if done.rows != 1 else ''} predicted.")
             if done.absent:
                 print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
             if done.noted:

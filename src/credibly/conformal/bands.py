@@ -1,8 +1,8 @@
 """Nested intervals from the quantiles of a predictive, indexed by a generalised z-score.
 
 For each row, Q(t) is the predictive quantile at probability Phi(t), computed at a few nodes t and linear between them.
-Outside of the nodes it continues with the slope of the last segment, so every real y has an index and no interval is
-infinite. The interval of index t is
+Outside of the nodes it continues with the slope of the last segment, so every real y has an index, and an interval is
+infinite only if the predictive's scale overflows. The interval of index t is
 
     [Q(-t), Q(t)],        and the score of y is the smallest t whose interval contains it.
 
@@ -29,6 +29,8 @@ NODES = (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 DRAWS = 256
 # Smallest slope of Q outside of the nodes, relative to its values: a predictive without any width has an index too.
 LEAST_SLOPE = 1e-9
+# Stands for the infinite quantiles of a predictive whose scale overflows: indices and slopes stay finite.
+OVERFLOW = 1e100
 
 
 class Bands:
@@ -47,7 +49,7 @@ class Bands:
     def of(cls, predictive: Predictive) -> Bands:
         """Return the bands of a predictive, on the CPU."""
         nodes = torch.tensor(NODES, dtype=torch.float64)
-        values = _quantiles(predictive, torch.special.ndtr(nodes).tolist()).double().cpu()
+        values = _quantiles(predictive, torch.special.ndtr(nodes).tolist()).double().cpu().clamp(-OVERFLOW, OVERFLOW)
         # Quantiles are found one by one to rounding, which may swap close ones.
         return cls(nodes, values.cummax(0).values)
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from credibly.conformal.bands import Bands
+from credibly.conformal.bands import OVERFLOW, Bands
 from credibly.conformal.calibration import (
     Calibration,
     all_label_scores,
@@ -128,6 +128,8 @@ class GuaranteedPredictive(Predictive):
             empty = inner[0] > inner[1]
             lower = torch.where(empty, torch.floor(lower), inner[0]).clamp_min(0)
             upper = torch.where(empty, torch.ceil(upper), inner[1]).clamp_min(0)
+        # Interpolated between a finite quantile and one that overflowed.
+        lower, upper = (torch.where(b.abs() > OVERFLOW**0.5, b * torch.inf, b) for b in (lower, upper))
         least, most = _range_of(self.likelihood)
         # A line beyond the nodes may leave the range with both bounds.
         lower, upper = (torch.minimum(torch.maximum(bound, least), most) for bound in (lower, upper))

@@ -89,7 +89,8 @@ def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict
         calibration["calibration_error"] = float(metrics.regression_calibration_error(predictive.cdf(y).flatten()))
     return {
         "rmse": float(metrics.rmse(predictive.mean, y)),
-        "crps": float(metrics.crps_from_samples(samples, y)),
+        # Noise that overflows has samples at infinity, and so does the score.
+        "crps": torch.inf if bool(samples.isinf().any()) else float(metrics.crps_from_samples(samples, y)),
         "coverage": float(metrics.coverage(lower, upper, y)),
         "width": float(metrics.width(lower, upper)),
         **calibration,

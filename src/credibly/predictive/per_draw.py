@@ -15,9 +15,9 @@ class PerDraw(NamedTuple):
 
     Attributes:
         means: E(y | x, w_s), (S, N, ...).
-        variances: Var(y | x, w_s) of a real target, (S, N, ...); None unless it is finite and differs between rows. A
-            noise that is the same in every row is a parameter of the likelihood.
-        log_densities: log p(y_i | x_i, w_s), (S, N); None without y.
+        variances: Var(y | x, w_s) of a real target, (S, n, ...), at the n rows where it is never infinite; None without
+            such rows or if all have the same. A noise that is the same in every row is a parameter of the likelihood.
+        log_densities: log p(y_i | x_i, w_s), (S, n), at the same rows if there are any, else (S, N); None without y.
     """
 
     means: Tensor
@@ -40,5 +40,11 @@ def per_draw(predictive: Predictive, y: object = None) -> PerDraw:
         return tuple(parts)
 
     means, variances, *rest = (torch.cat(c, 1) for c in zip(*predictive.map_blocks(block)))
-    varies = real and not bool(variances.isposinf().all()) and not bool((variances == variances[:, :1]).all())
-    return PerDraw(likelihood.restore(means, 1), variances if varies else None, rest[0] if rest else None)
+    # Far from the training rows exp(v) overflows under some draws, which is no failure of the chains.
+    finite = ~variances.isposinf().flatten(2).any(-1).any(0)
+    densities = rest[0] if rest else None
+    if real and densities is not None and bool(finite.any()):
+        densities = densities[:, finite]
+    variances = variances[:, finite]
+    varies = real and bool((variances != variances[:, :1]).any())
+    return PerDraw(likelihood.restore(means, 1), variances if varies else None, densities)

@@ -123,14 +123,24 @@ def _between_components(
 ) -> Tensor:
     """Return quantiles from the bracket of the components' own quantiles, computed in float64."""
     loc, scale = (part.double() for part in likelihood.location_scale(output, extra))
+    # A scale that overflows puts half of its component's probability at either infinity.
+    infinite = scale.isinf().expand_as(loc)
+    beyond = 0.5 * infinite.double().mean(0)
+    loc, scale = loc.masked_fill(infinite, 0.0), torch.where(infinite, 1.0, scale)
     found = []
     for level in levels:
 
         def excess(value: Tensor, level: float = level) -> Tensor:
-            return likelihood.standard_cdf((value - loc) / scale).mean(0) - level
+            below = likelihood.standard_cdf((value - loc) / scale)
+            return torch.where(infinite, 0.5, below).mean(0) - level
 
         ends = loc + scale * _standard_quantile(likelihood, level, loc.device)
-        found.append(root(excess, ends.amin(0), ends.amax(0)).to(output.dtype))
+        low, high = ends.amin(0), ends.amax(0)
+        if bool(infinite.any()):
+            low, high = widened(excess, low, high)
+        value = root(excess, low, high)
+        value = torch.where(level < beyond, -torch.inf, torch.where(level > 1 - beyond, torch.inf, value))
+        found.append(value.to(output.dtype))
     return torch.stack(found)
 
 

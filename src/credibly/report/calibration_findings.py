@@ -67,6 +67,12 @@ def coverage(facts: FitSummary) -> Finding | None:
         severe = below < SEVERE and observed < UNUSABLE_COVERAGE
         text = f"Overconfident: the {what} cover only {observed:.1%} of the values ({chance})."
         return Finding(FAIL if severe else WARN, text, advice)
+    if regression and above < CHANCE and facts.predictive.likelihood.support == "count":
+        # Whether they are too wide for what they could be is a matter of their randomised coverage.
+        (randomised,) = interval_coverage(facts, (LEVEL,))
+        if binomial_tails(round(randomised * n), n, LEVEL)[1] >= CHANCE:
+            more = f"more than {LEVEL:.0%} because they end at integers"
+            return Finding(PASS, f"The {what} cover {observed:.1%} of the values, {more}.")
     if regression and above < CHANCE:
         text = f"Underconfident: the {what} cover {observed:.1%} of the values ({chance}), wider than necessary."
         return Finding(NOTE, text)

@@ -84,7 +84,10 @@ def baseline(facts: FitSummary) -> Finding | None:
 def _improvement(facts: FitSummary) -> str:
     if facts.task == "regression":
         own, base = facts.figures.get("rmse"), facts.baseline.get("rmse")
-        return f"; RMSE {format_number(own)} vs {format_number(base)}" if own is not None and base else ""
+        if own is None or not base:
+            return ""
+        values = f"{format_number(own)} vs {format_number(base)}"
+        return f"; RMSE {values}" if own <= base else f"; but the RMSE is larger, {values}: some means are far off"
     if facts.task == "survival":
         return f"; concordance {facts.figures['concordance']:.2f}, where 0.5 is chance"
     own, base = facts.figures.get("accuracy"), facts.baseline.get("accuracy")

@@ -218,7 +218,7 @@ class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ign
         X, y, weight = weighted_rows(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            found = f"has one class, {self.classes_[0]!r}"
+            found = f"has one class, {self.classes_.tolist()[0]!r}"
             # scikit-learn's checks look for this sentence.
             raise InputError("y", found, "Classifier can't train when only one class is present")
         weight = class_weights(self.class_weight, self.classes_, labels, weight)

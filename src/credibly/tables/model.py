@@ -223,7 +223,8 @@ class TableModel:
                 some = [text for text in texts if text]
                 rows, with_notes = rows + len(inputs), with_notes + len(some)
                 seen = {text for _, _, text in found}
-                new = [text for text in dict.fromkeys(some) if text not in seen][: EXAMPLES - len(found)]
+                each = [text for _, text in sorted([*notes, *more], key=lambda note: note[0])] or some
+                new = [text for text in dict.fromkeys(each) if text not in seen][: EXAMPLES - len(found)]
                 found += [(blocks * everyone.size + everyone.rank, position, text) for position, text in enumerate(new)]
                 blocks += 1
                 if progress is not None:

@@ -201,13 +201,13 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
     unfinished = Prepared(config, table, preparation, train, held_out, splits, data, recipe, None, None, "")  # type: ignore[arg-type]
     problem = unfinished.problem_of(np.arange(len(train)))
     size = problem.n, problem.layout.dim
-    seen, unseen = (train[splits[0][0]], train[splits[0][1]]) if splits else (train, held_out)
+    parts = [(train[fitted], train[predicted]) for fitted, predicted in splits] or [(train, held_out)]
     return dataclasses.replace(
         unfinished,
         problem=problem,
         method=fitter_of(recipe, *size),
         why=recipe.resolved(*size)[1],
-        warnings=screen(table, preparation, seen, unseen, group=config.group, time=config.time),
+        warnings=screen(table, preparation, parts, group=config.group, time=config.time),
         requested=config,
     )
 

@@ -144,7 +144,10 @@ class TableRun:
         folder, name = Path(path), os.fspath(path)
         facts = read_facts(folder)
         if facts["status"] != "complete":
-            raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
+            advice = f"Resume it with {resume_command(name)}"
+            if not (folder / "posterior").exists():
+                advice = f"Start again with `credibly fit --config {folder / CONFIG} --out NEW`"
+            raise StoreError(f"path: the fit in {name!r} is not finished. {advice}")
         with as_store_errors(f"path: table.json of {name!r}"):
             return cls._build(folder, facts)
 
@@ -161,9 +164,9 @@ class TableRun:
             training_sample=partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"])),
             ood_fitted=bool(facts.get("ood_fitted", False)),
         )
-        expected = [part["shape"] for part in model.posterior.model.row["parts"]]
-        if expected != [[preparation.inputs]]:
-            found = f"is not of this table's {preparation.inputs} inputs"
+        inputs = preparation.scaling.outputs(preparation.inputs)
+        if [part["shape"] for part in model.posterior.model.row["parts"]] != [[inputs]]:
+            found = f"is not of this table's {inputs} inputs"
             raise StoreError(f"path: the posterior in {os.fspath(folder)!r} {found}")
         return cls(folder, facts, config_of(facts), model)
 

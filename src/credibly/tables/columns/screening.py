@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from credibly.tables.cells.conventions import Conventions, conventions_of
 from credibly.tables.cells.missing_codes import missing_code
-from credibly.tables.cells.parsing import is_number, numbers, texts, whole_column
+from credibly.tables.cells.parsing import whole_column
+from credibly.tables.columns.leaks import leaks
+from credibly.tables.columns.screened import Array, ScreenedColumns
 from credibly.tables.preparation import Preparation
 
-Array = npt.NDArray[Any]
-
-# Correlation with the target from which an input is called a copy of it.
-COPY = 0.9999
 # Robust standard deviations from the median, on the scale of the values and on that of their logarithms if they are
 # positive: 50 alone is common in columns such as incomes.
 FAR = 50.0
@@ -49,8 +43,7 @@ NAMED = 5
 def screen(
     table: Any,
     preparation: Preparation,
-    train: Array,
-    held_out: Array,
+    splits: Sequence[tuple[Array, Array]],
     *,
     group: str | None = None,
     time: str | None = None,
@@ -60,16 +53,17 @@ def screen(
     Args:
         table: result of `read_table`.
         preparation: the preparation fitted to the training rows.
-        train, held_out: row indices of the split.
+        splits: (fitted, predicted) row indices of every split that metrics come from, at least one.
         group, time: columns that the split already respects.
     """
-    rows = np.sort(np.concatenate([train, held_out]))
+    rows = np.sort(np.concatenate(splits[0]))
     names = list(preparation.names)
-    columns = _Columns(table, preparation, rows)
+    columns = ScreenedColumns(table, preparation, rows)
     numbered = dict(_row_numbers(columns, names))
-    found = [*_copies(columns, names), *numbered.values()]
+    found = [*leaks(columns, names), *numbered.values()]
     # A row number would make every row unique.
-    found += _twins(columns, [name for name in names if name not in numbered], np.isin(rows, train))
+    fitted = [np.isin(rows, train) for train, _ in splits]
+    found += _twins(columns, [name for name in names if name not in numbered], fitted)
     found += _constants(preparation)
     found += _outliers(columns, names)
     if group is None:
@@ -80,85 +74,7 @@ def screen(
     return tuple(found)
 
 
-class _Columns:
-    """The columns of the rows that have a target, each converted once."""
-
-    def __init__(self, table: Any, preparation: Preparation, rows: Array) -> None:
-        self.table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
-        self.preparation = preparation
-        self.rows = rows
-        self.targets = preparation.targets or (preparation.target,)
-        self.conventions: Conventions = conventions_of(table)
-        self._numbers: dict[str, Array | None] = {}
-        self._codes: dict[str, Array] = {}
-
-    def numbers(self, name: str) -> Array | None:
-        """Return a numeric column as float64 with NaN for missing, or None for another one."""
-        if name not in self._numbers:
-            cells = whole_column(self.table, name)
-            values = numbers(cells)[0].to_numpy(zero_copy_only=False) if is_number(cells.type) else None
-            self._numbers[name] = values
-        return self._numbers[name]
-
-    def codes(self, name: str) -> Array:
-        """Return an integer per distinct value, starting from 0; missing is a value, too."""
-        if name not in self._codes:
-            cells = whole_column(self.table, name)
-            cells = numbers(cells)[0] if is_number(cells.type) else cells
-            cells = texts(cells) if pa.types.is_string(cells.type) or pa.types.is_boolean(cells.type) else cells
-            coded = cells if pa.types.is_dictionary(cells.type) else pc.dictionary_encode(cells, "encode")
-            codes = coded.indices.to_numpy(zero_copy_only=False)
-            self._codes[name] = np.asarray(codes, dtype=np.int64)
-        return self._codes[name]
-
-    def distinct(self, name: str) -> int:
-        return int(self.codes(name).max(initial=-1)) + 1
-
-    def file_row(self, position: int) -> int:
-        return self.conventions.file_row(int(self.rows[position]))
-
-
-def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
-    """Yield warnings about inputs that give the target away."""
-    if columns.preparation.classes is None:
-        for target, name in product(columns.targets, names):
-            x, y = columns.numbers(name), columns.numbers(target)
-            assert y is not None
-            r = 0.0 if x is None else _correlation(x, y)
-            if x is not None and abs(r) > COPY:
-                both = np.isfinite(x)
-                same = bool((x[both] == y[both]).all())
-                how = "is a copy of" if same else f"has a correlation of {r:.6f} with"
-                yield f"{name} {how} the target {target}; pass --drop {name} unless it is known before {target} is"
-        return
-    (target,) = columns.targets
-    classes, count = columns.codes(target), columns.distinct(target)
-    if 2 * count > len(classes):
-        return
-    for name in names:
-        # As many values as classes, and as many pairs of them: one to one.
-        if columns.distinct(name) == count and len(np.unique(columns.codes(name) * count + classes)) == count:
-            yield (
-                f"every value of {name} matches one class of the target {target}; pass --drop {name} unless it is"
-                f" known before {target} is"
-            )
-
-
-def _correlation(x: Array, y: Array) -> float:
-    """Return the correlation over the rows that have both; 0 with fewer than 10 of them."""
-    both = np.isfinite(x)
-    x, y = x[both], y[both]
-    if len(x) < 10:
-        return 0.0
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # Dividing by the largest value first: squares of very large numbers overflow.
-        a, b = x - x.mean(), y - y.mean()
-        a, b = a / np.abs(a).max(initial=0.0), b / np.abs(b).max(initial=0.0)
-        r = float(a @ b / np.sqrt((a @ a) * (b @ b)))
-    return r if np.isfinite(r) else 0.0
-
-
-def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[tuple[str, str]]:
+def _row_numbers(columns: ScreenedColumns, names: list[str]) -> Iterator[tuple[str, str]]:
     """Yield columns that identify the row, each with its warning."""
     for name in names:
         x = columns.numbers(name)
@@ -171,10 +87,13 @@ def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[tuple[str, str
             yield name, f"{name} looks like an identifier: a different integer in every row; pass --drop {name}"
 
 
-def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str]:
-    """Yield a warning about rows that occur twice, target included, if that is unlikely by chance."""
+def _twins(columns: ScreenedColumns, names: list[str], fitted: Sequence[Array]) -> Iterator[str]:
+    """Yield a warning about rows that occur twice, target included, if that is unlikely by chance.
+
+    `fitted` marks, for every split, the rows of the fit that predicts the others.
+    """
     rng = np.random.default_rng(0)
-    key = np.zeros(len(training), dtype=np.uint64)
+    key = np.zeros(len(columns.rows), dtype=np.uint64)
     # Fraction of pairs of rows that would be equal if the columns were independent.
     every = max(1.0, len(key) * (len(key) - 1.0))
     chance = 1.0
@@ -190,10 +109,13 @@ def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str
     if not repeated or pairs < MORE_THAN_CHANCE * chance * every / 2:
         return
     a = int(np.flatnonzero(which == int(np.argmax(count > 1)))[1])
-    seen = np.zeros(len(count), dtype=bool)
-    seen[which[training]] = True
-    both, held_out = int(seen[which[~training]].sum()), int((~training).sum())
-    split = f"; {both:,} of {held_out:,} held-out rows have a duplicate among the training rows" if both else ""
+    both = held_out = 0
+    for training in fitted:
+        seen = np.zeros(len(count), dtype=bool)
+        seen[which[training]] = True
+        both, held_out = both + int(seen[which[~training]].sum()), held_out + int((~training).sum())
+    kind, among = ("cross-validated", "the rows of their fit") if len(fitted) > 1 else ("held-out", "the training rows")
+    split = f"; {both:,} of {held_out:,} {kind} rows have a duplicate among {among}" if both else ""
     split += ", which makes the metrics look too good" if both > TWINS * held_out else ""
     yield (
         f"{_rows(repeated)} {'repeats' if repeated == 1 else 'repeat'} an earlier one, target included (row"
@@ -209,7 +131,7 @@ def _constants(preparation: Preparation) -> Iterator[str]:
         yield f"{_listed(constant)} {verb} in every training row and {'is' if len(constant) == 1 else 'are'} left out"
 
 
-def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
+def _outliers(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
     targets = columns.targets if columns.preparation.classes is None else ()
     for name in [*names, *targets]:
         x = columns.numbers(name)
@@ -266,7 +188,7 @@ def _robust_distance(values: Array, tails: bool) -> Array:
     return found
 
 
-def _entities(columns: _Columns, candidates: list[str]) -> Iterator[str]:
+def _entities(columns: ScreenedColumns, candidates: list[str]) -> Iterator[str]:
     """Yield warnings about columns that name what several rows belong to, such as a customer."""
     for name in candidates:
         x = columns.numbers(name)
@@ -286,7 +208,7 @@ def _entities(columns: _Columns, candidates: list[str]) -> Iterator[str]:
             )
 
 
-def _behaves_like_entity(columns: _Columns, name: str, others: list[str], text: bool) -> bool:
+def _behaves_like_entity(columns: ScreenedColumns, name: str, others: list[str], text: bool) -> bool:
     """Return whether rows with the same value are consecutive and share other columns, as in panel data."""
     codes, count = columns.codes(name), columns.distinct(name)
     runs = 1 + int((np.diff(codes) != 0).sum())
@@ -303,7 +225,7 @@ def _behaves_like_entity(columns: _Columns, name: str, others: list[str], text: 
     return balanced and text
 
 
-def _times(columns: _Columns, names: list[str]) -> Iterator[str]:
+def _times(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
     kinds = {name: kind for name, kind, _ in columns.preparation.columns}
     found = [name for name in names if kinds[name] == "date" and columns.distinct(name) >= LEAST_VALUES]
     for name in names:

@@ -142,6 +142,10 @@ def training_rows(estimator: Any, X: Any, y: Any, **checks: Any) -> tuple[InputE
 
     Sets n_features_in_ and feature_names_in_ of the estimator.
     """
+    if _is_frame(X):
+        twice = [repr(name) for name, count in Counter(X.columns).items() if count > 1]
+        if twice:
+            raise InputError("X", f"has more than one column named {', '.join(twice[:5])}", "Make the names unique")
     encoder = InputEncoder(estimator.categorical_features).learn(X)
     checks = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2} | checks
     if not encoder.handles(X):

@@ -280,7 +280,7 @@ def _check_names(source: Source, names: Collection[str]) -> None:
     twice = [repr(name) for name, count in Counter(names).items() if count > 1]
     if twice:
         found = f"{source.name!r} has more than one column named {', '.join(twice[:5])}"
-        raise InputError("table", found, "Make the names unique")
+        raise InputError("table", found, "Make the names unique; spaces around a name do not count")
 
 
 def _with_rows(source: Source, table: Any) -> Any:

@@ -173,7 +173,8 @@ def _decide_numeric(name: str, values: Any, times: Any, task: str) -> tuple[str,
     known = values.to_numpy(zero_copy_only=False)
     rows = times.to_numpy(zero_copy_only=False)
     if not np.isfinite(known).all():
-        raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows, or choose another column")
+        found = f"{name!r} is infinite in {int(rows[~np.isfinite(known)].sum()):,} of {int(rows.sum()):,} rows"
+        raise InputError("--target", found, "Remove those rows, or choose another column")
     check_task_values(name, known, task)
     if task != "auto":
         return task, f"{task}, as requested"
@@ -229,8 +230,9 @@ def real_values(name: str, cells: Any) -> Array:
     if column.null_count:
         raise _missing(name, column.null_count)
     values = np.array(column.to_numpy(zero_copy_only=False))
-    if not np.isfinite(values).all():
-        raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows")
+    infinite = int((~np.isfinite(values)).sum())
+    if infinite:
+        raise InputError("--target", f"{name!r} is infinite in {_rows(infinite)}", "Remove those rows")
     return values
 
 
@@ -255,7 +257,7 @@ def weight_column(table: Any, name: str, rows: Array) -> Array:
         row = known.file_row(int(rows[unread[0][0]]))
         raise InputError(option, f"{name!r} in row {row}: {unread[0][1]}", "Fix or remove that row")
     if column.null_count:
-        raise InputError(option, f"{name!r} is missing in {column.null_count:,} rows", "Fill in or remove those rows")
+        raise InputError(option, f"{name!r} is missing in {_rows(column.null_count)}", "Fill in or remove those rows")
     values = np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong) or not values.any():
@@ -268,4 +270,8 @@ def weight_column(table: Any, name: str, rows: Array) -> Array:
 
 
 def _missing(name: str, count: int) -> InputError:
-    return InputError("--target", f"{name!r} is missing in {count:,} rows", "Remove those rows; see usable_rows")
+    return InputError("--target", f"{name!r} is missing in {_rows(count)}", "Remove those rows; see usable_rows")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

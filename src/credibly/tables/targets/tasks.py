@@ -80,6 +80,14 @@ def ordered_levels(name: str, values: Any, order: Sequence[str]) -> tuple[str, .
     return tuple(order)
 
 
+def _recoding(column: Any) -> str:
+    """Return how a numeric column with other codes than 0 and 1 becomes one that marks events."""
+    codes = sorted(pc.unique(column.drop_null()).to_pylist())
+    if codes == [1.0, 2.0]:
+        return "If 1 is censored and 2 an event, as in R, subtract 1 from the column"
+    return "Write 1 where the event of interest was observed, and 0 in all other rows"
+
+
 def event_values(name: str, cells: Any) -> Any:
     """Return events as an Arrow array of booleans, null where missing. Raise on cells that are not events."""
     if pa.types.is_boolean(cells.type):
@@ -89,7 +97,7 @@ def event_values(name: str, cells: Any) -> Any:
         known = pc.is_in(column, pa.array([0.0, 1.0])).to_numpy(zero_copy_only=False) | ~np.asarray(column.is_valid())
         if not known.all():
             found = f"{name!r} must hold 1 for an event and 0 for none, got {column[int(np.argmin(known))].as_py():g}"
-            raise InputError("--event", found)
+            raise InputError("--event", found, _recoding(column))
         return pc.equal(column, 1.0)
     marks = [None if text is None else EVENTS.get(text.strip().lower(), text) for text in texts(cells).to_pylist()]
     other = [mark for mark in marks if isinstance(mark, str)]
