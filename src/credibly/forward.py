@@ -17,7 +17,7 @@ from credibly import runtime
 from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
-from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
+from credibly.core.inputs import Inputs, arguments, call, is_heads, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
 from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.calling import call_with, find_ties
@@ -268,7 +268,7 @@ def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tup
     args, kwargs = arguments(rows)
     with torch.no_grad():
         outputs = layout.module(*args, **kwargs)
-    if type(outputs) is not dict:
+    if not is_heads(outputs):
         found = f"must return a dict of outputs for Heads, got {type(outputs).__name__}"
         raise InputError("net", found, "Return {name: output, ...}")
     return likelihood.with_targets({name: layout.output(head) for name, head in outputs.items()}, y, layout.dtype)
