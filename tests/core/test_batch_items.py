@@ -248,6 +248,6 @@ def test_predictions_at_batches_padded_to_different_lengths_are_refused():
     loader = DataLoader(list(zip(SEQUENCES, TAGS, strict=True)), batch_size=2, collate_fn=cr.data.Pad())
     predictive = cr.MAP(steps=1).fit(tagger(cr.data.Stream(loader)), seed=0).predict(loader)
     with pytest.raises(cr.InputError, match=r"outputs of shape \(4, 3\) in one batch and \(3, 3\) in another. Pad all"):
-        predictive.mean
+        _ = predictive.mean
     with pytest.raises(cr.InputError, match=r"targets of shape \(4,\) in one batch and \(3,\) in another. Pad all"):
-        predictive.targets
+        _ = predictive.targets
