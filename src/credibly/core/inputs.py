@@ -103,7 +103,16 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
     numpy and pandas arrays are converted silently: their float64 is rarely a choice. A torch tensor was made on
     purpose, so a different device or floating dtype is an error unless `convert` is set.
     """
+    if value is None or isinstance(value, Mapping):
+        found = "is None" if value is None else f"is a {type(value).__name__} inside another structure"
+        advice = "Pass one array here; leave out arguments of the network that are optional and not used"
+        raise InputError(name, found, advice)
     if isinstance(value, Tensor):
+        if value.is_nested:
+            advice = f"Pad the rows, {name}.to_padded_tensor(0), and pass their lengths or a mask as a second input"
+            raise InputError(name, "is a nested tensor", advice)
+        if value.layout != torch.strided:
+            raise InputError(name, f"has the layout {value.layout}", f"Make it dense: {name}.to_dense()")
         if not convert and value.device != device:
             raise InputError(
                 name,
