@@ -27,6 +27,7 @@ from credibly.networks.channels_last import (
     find_arrangement,
     with_paired_pools,
 )
+from credibly.networks.complex_views import viewed_as_complex
 from credibly.networks.fused_unit import fuses
 from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
@@ -77,6 +78,8 @@ class Forward:
         self.module = layout.module if module is None else module
         self.ties = find_ties(self.module)
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
+        if self.stack is None and self.module is layout.module:
+            layout.apart = viewed_as_complex(layout, trial)
         self._decision: tuple[bool, str] | None = None
         self._pending: tuple[Any, ...] = (plan, trial, varied)
         if not deferred or plan == "batched":
