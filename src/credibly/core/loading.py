@@ -80,7 +80,9 @@ def is_rows(data: Any, *, pairs: bool = True) -> bool:
     named = names_of(first)
     if named is None and pairs:
         # Two entries are x and y.
-        return isinstance(data, list) and len(data) > 2 and all(type(r) is tuple and len(r) == len(first) for r in data)
+        if not isinstance(data, list) or len(data) == 2 or not isinstance(first, tuple):
+            return False
+        return len(data) > 2 and all(type(row) is tuple and len(row) == len(first) for row in data)
     if named is None or (isinstance(first, tuple) and not pairs and target_name(named) is None):
         return False
     return not (pairs and isinstance(data, (tuple, list)) and len(data) == 2) or _has_target(first)
