@@ -121,7 +121,7 @@ def _in_double(problem: Problem, point: Tensor, x: Inputs, vector: Tensor) -> tu
         except Exception:  # such as a tensor of fixed dtype made in its forward
             continue
         return lambda theta: evaluate(wide, theta.double(), inputs, context()), ROUNDING  # noqa: B023
-    seen = _Seen()
+    seen = _Seen()  # type: ignore[no-untyped-call]
     evaluate(layout.module, point, x, seen)
     return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x, nullcontext()), max(ROUNDING, seen.coarsest)
 
