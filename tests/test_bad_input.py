@@ -17,6 +17,7 @@ from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedast
 
 X, Y = randn(8, 3), randn(8, seed=1)
 LABELS = torch.arange(8) % 3
+RAGGED = torch.nested.nested_tensor([X[:3], X[:2]], layout=torch.jagged)
 
 
 def poke(tensor, value, *index):
@@ -70,6 +71,14 @@ CASES = {
     "infinity in y": ({"data": (X, poke(Y, -math.inf, 5))}, "y: has 1 values"),
     "lengths differ": ({"data": (X, Y[:7])}, "y: has 7 rows, x has 8"),
     "inputs of a tuple differ": ({"data": ((X, X[:5]), Y)}, r"x\[1\]: has 5 rows, x\[0\] has 8"),
+    "several inputs in a list": ({"data": ([X, X], Y)}, r"y: has 8 rows, x has 2.*are a tuple \(x1, x2\), not a list"),
+    "None among the inputs": (
+        {"data": ({"a": X, "mask": None}, Y)},
+        r"x\['mask'\]: is None. Pass one array here; leave",
+    ),
+    "nested inputs": ({"data": ((X, {"a": X}), Y)}, r"x\[1\]: is a dict inside another structure"),
+    "sparse x": ({"data": (X.to_sparse(), Y)}, r"x: has the layout torch.sparse_coo. Make it dense: x.to_dense\(\)"),
+    "ragged x": ({"data": (RAGGED, Y)}, r"x: is a nested tensor. Pad the rows, x.to_padded_tensor\(0\)"),
     "labels out of range": (
         {"net": mlp(3, 4, 2), "data": (X, LABELS), "likelihood": Categorical()},
         "y: has labels from 0 to 2.*labels are 0 to 1",

@@ -17,7 +17,7 @@ from credibly import runtime
 from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
-from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
+from credibly.core.inputs import Inputs, arguments, call, is_heads, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
 from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.calling import call_with, find_ties
@@ -27,6 +27,7 @@ from credibly.networks.channels_last import (
     find_arrangement,
     with_paired_pools,
 )
+from credibly.networks.complex_views import viewed_as_complex
 from credibly.networks.fused_unit import fuses
 from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
@@ -77,6 +78,8 @@ class Forward:
         self.module = layout.module if module is None else module
         self.ties = find_ties(self.module)
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
+        if self.stack is None and self.module is layout.module:
+            layout.apart = viewed_as_complex(layout, trial)
         self._decision: tuple[bool, str] | None = None
         self._pending: tuple[Any, ...] = (plan, trial, varied)
         if not deferred or plan == "batched":
@@ -268,7 +271,7 @@ def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tup
     args, kwargs = arguments(rows)
     with torch.no_grad():
         outputs = layout.module(*args, **kwargs)
-    if type(outputs) is not dict:
+    if not is_heads(outputs):
         found = f"must return a dict of outputs for Heads, got {type(outputs).__name__}"
         raise InputError("net", found, "Return {name: output, ...}")
     return likelihood.with_targets({name: layout.output(head) for name, head in outputs.items()}, y, layout.dtype)

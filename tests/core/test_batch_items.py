@@ -72,6 +72,9 @@ def test_a_list_of_rows_is_a_data_set_and_a_pair_stays_a_pair():
     rows = [{"inputs": x, "label": y} for x, y in zip(X, Y, strict=True)]
     assert torch.equal(classes(net, rows).x, X)
     assert torch.equal(classes(net, rows[:2]).x, X[:2])
+    pairs = classes(net, list(zip(X, Y, strict=True)))
+    assert torch.equal(pairs.x, X)
+    assert torch.equal(pairs.y, Y)
     assert classes(TwoInputs(), ({"x": X, "mask": MASK}, Y)).n == 6
 
 
@@ -239,3 +242,12 @@ def test_ragged_rows_and_batches_are_refused_with_the_way_out():
     loader = DataLoader(list(zip(SEQUENCES, TAGS, strict=True)), batch_size=2, collate_fn=cr.data.Pad())
     with pytest.raises(cr.InputError, match=r"its rows have shape \(3,\) in one batch and \(4,\) in another"):
         tagger(loader)
+
+
+def test_predictions_at_batches_padded_to_different_lengths_are_refused():
+    loader = DataLoader(list(zip(SEQUENCES, TAGS, strict=True)), batch_size=2, collate_fn=cr.data.Pad())
+    predictive = cr.MAP(steps=1).fit(tagger(cr.data.Stream(loader)), seed=0).predict(loader)
+    with pytest.raises(cr.InputError, match=r"outputs of shape \(4, 3\) in one batch and \(3, 3\) in another. Pad all"):
+        _ = predictive.mean
+    with pytest.raises(cr.InputError, match=r"targets of shape \(4,\) in one batch and \(3,\) in another. Pad all"):
+        _ = predictive.targets

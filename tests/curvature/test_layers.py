@@ -131,3 +131,30 @@ def test_parameters_behind_the_hidden_ones_can_be_selected():
     net = Detached()
     problem = cr.Problem(net, data=(X.float(), randn(6)), likelihood=Gaussian(0.5), prior=cr.priors.Normal(1.0))
     assert cr.Laplace(start="network", random="last layer").fit(problem).count == 4
+
+
+class OwnAutocast(nn.Module):
+    """Runs a layer in bfloat16, and another one in float32; `own` keeps tensors of a fixed dtype."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own = own
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            self.first, self.last = nn.Linear(2, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        if self.own:
+            assert x.dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = F.silu(self.first(x))
+        return self.last(hidden.float())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_network_with_its_own_autocast_is_not_refused(own):
+    """Finite differences of bfloat16 are all rounding: they say nothing about hidden dependences."""
+    x = X.float()
+    problem = cr.Problem(OwnAutocast(own), (x, x[:, :1]), Gaussian(0.5), cr.priors.Normal(1.0))
+    posterior = cr.Laplace(steps=3, structure="full").fit(problem, seed=0, progress=False)
+    assert torch.isfinite(posterior.predict(x).variance).all()

@@ -183,6 +183,12 @@ def test_held_out_rows_do_not_affect_the_parameters():
     assert a == b
 
 
+def test_weights_in_float16_are_named_as_the_reason():
+    p = cr.Problem(mlp(3, 6, 1), (X.float(), X.float()[:, :1]), Gaussian(0.5), cr.priors.Normal(), dtype="float16")
+    with pytest.raises(cr.TrainingError, match='The weights are float16.*dtype="bfloat16" or "float32"'):
+        cr.MAP(steps=5, compile=False).fit(p, seed=0)
+
+
 def test_a_loss_that_is_not_finite_stops_with_step_member_and_hint(tmp_path):
     # Member 2 starts where exp(f) overflows; the others are fine.
     p = cr.Problem(

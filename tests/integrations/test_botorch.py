@@ -97,6 +97,17 @@ def test_a_fully_bayesian_model_has_the_expected_improvement_of_the_mixture(post
     assert float((candidate - 0.3).norm()) < 0.4
 
 
+def test_a_mixture_of_one_target_with_an_axis():
+    """Targets of shape (n, 1), as BoTorch has them."""
+    pytest.importorskip("botorch")
+    problem = cr.Problem(mlp(2, 4, 1, dtype=f64), (X, Y.unsqueeze(1)), Gaussian(0.1), cr.priors.Normal())
+    posterior = cr.DeepEnsemble(members=3, steps=20).fit(problem, seed=0)
+    points = randn(5, 1, 2, seed=3, dtype=f64)
+    found, p = posterior.as_botorch(mixture=True).posterior(points), posterior.predict(points.squeeze(1))
+    torch.testing.assert_close(found.mixture_mean.squeeze(1), p.mean)
+    torch.testing.assert_close(found.mixture_variance.squeeze(1), p.variance)
+
+
 def test_float32_networks_take_double_points(posteriors):
     pytest.importorskip("botorch")
     problem = cr.Problem(mlp(2, 4, 2), (X.float(), torch.stack([Y, -Y], 1).float()), Gaussian(0.1), cr.priors.Normal())
@@ -107,7 +118,7 @@ def test_float32_networks_take_double_points(posteriors):
     assert model.num_outputs == 2
     with pytest.raises(cr.InputError, match="has 3 inputs per point, the network takes 2"):
         model.posterior(randn(5, 3, dtype=f64))
-    with pytest.raises(cr.InputError, match="mixture must be False for Gaussian of 2 outputs"):
+    with pytest.raises(cr.InputError, match="mixture must be False for Gaussian with 2 targets"):
         cr.MAP(steps=2).fit(problem, seed=0).as_botorch(mixture=True)
 
 

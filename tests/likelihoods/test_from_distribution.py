@@ -209,3 +209,28 @@ def test_errors(name):
     build, message = BAD[name]
     with pytest.raises(cr.InputError, match=message):
         build()
+
+
+@pytest.mark.parametrize("concentration", [0.1, 2.0, 25.0, 4000.0])
+def test_the_variance_of_an_angle_is_not_the_circular_one(concentration):
+    def angle(out):
+        return d.VonMises(out[..., 0], torch.full_like(out[..., 0], concentration))
+
+    p = predictive(angle, 1, Y, members=1)
+    expected = torch.full_like(Y, stats.vonmises(concentration).var())
+    torch.testing.assert_close(p.aleatoric, expected, rtol=2e-5, atol=0)
+
+
+def test_vectors_of_counts_and_of_one_hot_labels():
+    counts = d.Multinomial(7, torch.softmax(X, -1)).sample()
+    p = predictive(lambda out: d.Multinomial(7, logits=out), 3, counts)
+    probability = torch.softmax(outputs(p), -1).mean(0)
+    torch.testing.assert_close(p.mean, 7 * probability)
+    assert torch.isfinite(p.log_prob(counts)).all()
+    one_hot = torch.nn.functional.one_hot(LABELS, 3).to(f64)
+    p = predictive(lambda out: d.OneHotCategorical(logits=out), 3, one_hot)
+    own = cr.DeepEnsemble(members=4, steps=20).fit(
+        cr.Problem(mlp(3, 5, 3, dtype=f64), (X, LABELS), Categorical(), cr.priors.Normal()), seed=0
+    )
+    torch.testing.assert_close(p.mean, own.predict(X).mean)
+    torch.testing.assert_close(p.log_prob(one_hot), own.predict(X).log_prob(LABELS))

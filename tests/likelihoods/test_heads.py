@@ -1,5 +1,7 @@
 """Several heads with several likelihoods: against the heads one by one, and with every method."""
 
+from collections import OrderedDict
+
 import pandas as pd
 import pytest
 import torch
@@ -48,6 +50,17 @@ class Net(nn.Module):
             "price": self.price(h),
             "kind": self.kind(h),
         }
+
+
+class Changed(Net):
+    """The network with a change of its outputs."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return self.change(super().forward(x))
 
 
 class Head(nn.Module):
@@ -235,6 +248,12 @@ def test_targets_of_text_are_refused_by_head():
     assert torch.equal(p.log_prob(columns), p.log_prob(TARGETS))
 
 
+def test_an_ordered_dict_of_outputs_is_one_too():
+    ordered = cr.Problem(Changed(OrderedDict), (X, TARGETS), heads(), cr.priors.Normal())
+    theta = randn(2, ordered.dim, dtype=f64)
+    torch.testing.assert_close(ordered.log_density(theta), problem().log_density(theta))
+
+
 def test_errors():
     def build(net=None, y=TARGETS, likelihood=None):
         return cr.Problem(net or Net(), (X, y), likelihood or heads(), cr.priors.Normal())
@@ -243,6 +262,7 @@ def test_errors():
         ({"y": Z}, "y must be a dict of targets for price, kind"),
         ({"y": {"price": Z}}, "y: has the heads price, the likelihood price, kind, pixels, time"),
         ({"net": mlp(3, 1, dtype=f64)}, "net must return a dict of outputs for Heads, got Tensor"),
+        ({"net": Changed(lambda out: {"all": out})}, "returned dict, in which 'all' is a dict.*one tensor per name"),
         ({"likelihood": Gaussian()}, r"y: is a dict of targets, and Gaussian has one.*Heads\("),
         ({"likelihood": Gaussian(), "y": Z}, "net: its forward returned dict.*use Heads"),
         ({"y": {**TARGETS, "kind": Z}}, "y of head 'kind': has values that are not integers"),

@@ -50,6 +50,13 @@ def _():
     return classification(net, images(2, 8))
 
 
+@case("timm EfficientNet, frozen body", options={"random": "classifier.*"})
+def _():
+    """Its BatchNorm layers apply an activation, too."""
+    net = library("timm").create_model("test_efficientnet", pretrained=False, num_classes=3)
+    return classification(net.eval(), images(3, 16))
+
+
 # -- text --------------------------------------------------------------------------------------------------------------
 def text(vocabulary: int = 11) -> dict[str, Tensor]:
     return {"input_ids": tokens(5, vocabulary), "attention_mask": torch.ones(ROWS, 5, dtype=torch.long)}

@@ -81,8 +81,9 @@ def test_folded_statistics_compute_the_same(affine):
 
 
 class TestFromTrained:
-    def test_members_predict_what_the_networks_do(self, tmp_path):
-        nets = [trained(seed) for seed in range(3)]
+    @pytest.mark.parametrize("affine", [True, False])
+    def test_members_predict_what_the_networks_do(self, tmp_path, affine):
+        nets = [trained(seed, affine) for seed in range(3)]
         ensemble = cr.DeepEnsemble.from_trained(nets, (X, Y), LIKELIHOOD)
         functions = ensemble.predict(X).functions()
         with torch.no_grad():
@@ -92,6 +93,7 @@ class TestFromTrained:
         assert (ensemble.record.method, ensemble.record.settings["members"]) == ("ensemble", 3)
         ensemble.save(tmp_path / "run")
         assert torch.equal(cr.load(tmp_path / "run").predict(X).mean, ensemble.predict(X).mean)
+        assert torch.equal(cr.load(tmp_path / "run", nets[1]).predict(X).mean, ensemble.predict(X).mean)
 
     @pytest.mark.parametrize("name", ["mle", "map"])
     def test_a_checkpoint_is_a_point_estimate(self, name):
@@ -142,7 +144,9 @@ class TestFromTrained:
         other = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(4, 1))
         with pytest.raises(cr.InputError, match=r"nets\[1\]: its tensor '3.weight' has shape \(1, 4\)"):
             cr.DeepEnsemble.from_trained([trained(), other], (X, Y), LIKELIHOOD)
-        with pytest.raises(cr.InputError, match="nets must be a list of networks"):
+        with pytest.raises(cr.InputError, match="nets must be a list of one network or more, got Sequential"):
             cr.DeepEnsemble.from_trained(trained(), (X, Y), LIKELIHOOD)
+        with pytest.raises(cr.InputError, match="nets must be a list of one network or more, got an empty one"):
+            cr.DeepEnsemble.from_trained([], (X, Y), LIKELIHOOD)
         with pytest.raises(cr.InputError, match=r"nets\[0\].* must be a torch.nn.Module"):
             cr.DeepEnsemble.from_trained([3], (X, Y), LIKELIHOOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -71,14 +72,24 @@ def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
 
     The tensors of a plain dict, the `heads` of a network, are flattened and concatenated if they are expected.
     """
-    if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+    if heads and is_heads(out):
         return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
-    advice = "Return one tensor, or a tuple that starts with it"
-    advice += "; for a dict of outputs use Heads" if isinstance(out, dict) else ""
-    raise InputError("net", f"its forward returned {type(out).__name__}", advice)
+    found, advice = f"its forward returned {type(out).__name__}", "Return one tensor, or a tuple that starts with it"
+    if isinstance(out, Mapping):
+        advice += "; for a dict of outputs use Heads"
+        other = next((name for name, head in out.items() if not isinstance(head, Tensor)), None)
+        if other is not None:
+            found += f", in which {other!r} is a {type(out[other]).__name__}"
+            advice += ", and return one tensor per name: {name: output, ...}"
+    raise InputError("net", found, advice)
+
+
+def is_heads(out: Any) -> bool:
+    """Return whether this is a plain dict of tensors, the outputs of several heads."""
+    return type(out) in (dict, OrderedDict) and bool(out) and all(isinstance(head, Tensor) for head in out.values())
 
 
 def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -92,7 +103,16 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
     numpy and pandas arrays are converted silently: their float64 is rarely a choice. A torch tensor was made on
     purpose, so a different device or floating dtype is an error unless `convert` is set.
     """
+    if value is None or isinstance(value, Mapping):
+        found = "is None" if value is None else f"is a {type(value).__name__} inside another structure"
+        advice = "Pass one array here; leave out arguments of the network that are optional and not used"
+        raise InputError(name, found, advice)
     if isinstance(value, Tensor):
+        if value.is_nested:
+            advice = f"Pad the rows, {name}.to_padded_tensor(0), and pass their lengths or a mask as a second input"
+            raise InputError(name, "is a nested tensor", advice)
+        if value.layout != torch.strided:
+            raise InputError(name, f"has the layout {value.layout}", f"Make it dense: {name}.to_dense()")
         if not convert and value.device != device:
             raise InputError(
                 name,

@@ -63,7 +63,7 @@ def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
 
 
 def is_rows(data: Any, *, pairs: bool = True) -> bool:
-    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set.
+    """Return whether this is a sequence of rows: with names, such as a Hugging Face data set, or a list of pairs.
 
     Args:
         data: any data.
@@ -78,6 +78,11 @@ def is_rows(data: Any, *, pairs: bool = True) -> bool:
     except (KeyError, IndexError, TypeError):
         return False
     named = names_of(first)
+    if named is None and pairs:
+        # Two entries are x and y.
+        if not isinstance(data, list) or len(data) == 2 or not isinstance(first, tuple):
+            return False
+        return len(data) > 2 and all(type(row) is tuple and len(row) == len(first) for row in data)
     if named is None or (isinstance(first, tuple) and not pairs and target_name(named) is None):
         return False
     return not (pairs and isinstance(data, (tuple, list)) and len(data) == 2) or _has_target(first)

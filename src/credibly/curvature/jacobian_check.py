@@ -54,7 +54,7 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
     size = float((vector.double() * captured.output.double()).abs().sum())
     if not math.isfinite(usual + size):
         return  # the fit itself reports values that are not finite
-    project, rounding = _in_double(problem, x, vector)
+    project, rounding = _in_double(problem, point, x, vector)
     for _ in range(DIRECTIONS):
         direction = torch.zeros_like(point, dtype=torch.float64)
         direction[parts.indices] = (width * _normal(width, generator))[parts.indices].double()
@@ -85,28 +85,45 @@ class _Widened(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> tuple[Callable[[Tensor], float], float]:
+class _Seen(TorchDispatchMode):
+    """Record the coarsest rounding of the floating dtypes of all results."""
+
+    coarsest = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, Tensor) and part.is_floating_point():
+                self.coarsest = max(self.coarsest, torch.finfo(part.dtype).eps)
+        return result
+
+
+def _in_double(problem: Problem, point: Tensor, x: Inputs, vector: Tensor) -> tuple[Callable[[Tensor], float], float]:
     """Return the function <f(w), vector> of w (D,), and its relative rounding error.
 
-    It is evaluated by a network in float64 unless that only runs in its own dtypes.
+    It is evaluated by a network in float64 unless that only runs in its own dtypes. `point` is one w to try it at.
     """
     layout, likelihood = problem.layout, problem.likelihood
 
-    def evaluate(module: nn.Module, theta: Tensor, inputs: Inputs) -> float:
+    def evaluate(module: nn.Module, theta: Tensor, inputs: Inputs, within: Any) -> float:
         args, kwargs = arguments(inputs)
         with torch.no_grad():
-            with _Widened() if layout.mixed and theta.dtype == torch.float64 else nullcontext():  # type: ignore[no-untyped-call]
+            with within:
                 output = output_tensor(call_with(module, layout.split(theta)[0], args, kwargs))
             return float((likelihood.arrange(output).double() * vector.double()).sum())
 
     wide = copy_module(layout.module).double()
     inputs = map_inputs(lambda t: t.double() if t.is_floating_point() else t, x)
-    try:
-        evaluate(wide, torch.zeros(layout.dim, dtype=torch.float64, device=layout.device), inputs)
-    except Exception:  # such as a tensor of fixed dtype made in its forward
-        coarsest = max(torch.finfo(p.dtype).eps for p in layout.module.parameters() if p.is_floating_point())
-        return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x), max(ROUNDING, coarsest)
-    return lambda theta: evaluate(wide, theta.double(), inputs), ROUNDING
+    # A forward that casts to float32, as after an autocast of its own, has to be widened as well.
+    for context in (_Widened,) if layout.mixed else (nullcontext, _Widened):
+        try:
+            evaluate(wide, point.double(), inputs, context())
+        except Exception:  # such as a tensor of fixed dtype made in its forward
+            continue
+        return lambda theta: evaluate(wide, theta.double(), inputs, context()), ROUNDING  # noqa: B023
+    seen = _Seen()  # type: ignore[no-untyped-call]
+    evaluate(layout.module, point, x, seen)
+    return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x, nullcontext()), max(ROUNDING, seen.coarsest)
 
 
 def _widths(problem: Problem, theta: Tensor) -> Tensor:

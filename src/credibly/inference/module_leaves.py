@@ -34,6 +34,8 @@ Hand = Callable[[int, Tensor, Tensor], None]
 def has_leaves(problem: Problem) -> bool:
     """Return whether the random parameters of the network can be views of a flat vector. Its rows must be in memory."""
     forward, layout = problem.forward, problem.layout
+    if layout.apart:
+        return False
     # A hierarchical prior, a subclass, couples its entries.
     if type(problem.prior) is not BoundPrior:
         return False

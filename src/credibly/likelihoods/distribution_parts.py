@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, constraints
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, VonMises, constraints
 
 from credibly.errors import InputError
 from credibly.likelihoods.base import Parameter, row_shape
@@ -48,7 +49,9 @@ def support_kind(d: Distribution) -> str:
         return "class"
     if isinstance(base, Bernoulli):
         return "binary"
-    return "count" if constraints.is_dependent(base.support) is False and base.support.is_discrete else "real"
+    # The CDF of an element of a vector, such as the counts of a Multinomial, is no sum of probabilities of vectors.
+    discrete = not d.event_shape and constraints.is_dependent(base.support) is False and base.support.is_discrete
+    return "count" if discrete else "real"
 
 
 def bounds(d: Distribution) -> tuple[Tensor | float | None, Tensor | float | None]:
@@ -106,6 +109,24 @@ def _mean(d: Distribution) -> Tensor:
         return mean
 
 
+def _variance(d: Distribution) -> Tensor:
+    """Return the variance; of an angle, the mean squared distance from its mean direction, in radians.
+
+    torch's variance of a von Mises distribution is the circular one, 1 - E cos(y - loc), which is about half of that.
+    """
+    base: Any = d.base_dist if isinstance(d, Independent) else d
+    if not isinstance(base, VonMises):
+        return d.variance
+    kappa = base.concentration.unsqueeze(-1)
+    # Relative to its mode the density is at most exp(-2 kappa t^2 / pi^2): 2e-13 at the end, unless that is pi.
+    end = (12 * kappa.rsqrt()).clamp_max(math.pi)
+    t = end * torch.linspace(-1, 1, 513, dtype=kappa.dtype, device=kappa.device)
+    weight = (-2 * kappa * (t / 2).sin().square()).exp()
+    # The trapezoidal rule: its relative error is below 1e-5, and largest for small kappa.
+    weight = torch.cat([weight[..., :1] / 2, weight[..., 1:-1], weight[..., -1:] / 2], -1)
+    return (t.square() * weight).sum(-1) / weight.sum(-1)
+
+
 def _cdf(d: Distribution, value: Tensor) -> Tensor:
     """Return the CDF, also outside the support."""
     base: Any = d.base_dist if isinstance(d, Independent) else d
@@ -130,7 +151,7 @@ def _just_inside(end: Tensor | float, value: Tensor, sign: int) -> Tensor:
 
 CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "mean": _mean,
-    "variance": lambda d: d.variance,
+    "variance": _variance,
     "entropy": lambda d: d.entropy(),
     "cdf": _cdf,
 }

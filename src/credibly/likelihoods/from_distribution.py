@@ -171,7 +171,7 @@ class FromDistribution(Likelihood):
             if "mean" not in by_samples:
                 mean = CLOSED_FORMS["mean"](d)
             if "variance" not in by_samples:
-                variance = d.variance
+                variance = CLOSED_FORMS["variance"](d)
             return torch.stack([mean, variance], -1)
 
         mean, variance = self._each(output, extra, both, stacked=True).unbind(-1)

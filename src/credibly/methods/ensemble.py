@@ -127,7 +127,8 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
             likelihood: of y given the network's output.
         """
         if isinstance(nets, nn.Module) or not isinstance(nets, Sequence) or not nets:
-            raise InputError("nets", f"must be a list of networks, got {type(nets).__name__}")
+            found = "an empty one" if isinstance(nets, Sequence) else type(nets).__name__
+            raise InputError("nets", f"must be a list of one network or more, got {found}")
         return trained_posterior(cls(members=len(nets), init="network"), nets, data, likelihood)
 
     @classmethod

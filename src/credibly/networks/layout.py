@@ -115,6 +115,8 @@ class Layout:
         self.dim = start
         self._sizes = [e.stop - e.start for e in entries]
         self.whole: Layout | None = None
+        # Parameters that need memory of their own; set by `Forward`, which runs the network.
+        self.apart: frozenset[str] = frozenset()
 
     @property
     def has_fixed(self) -> bool:
@@ -154,6 +156,8 @@ class Layout:
         views = {e.name: block.reshape(lead + e.shape) for e, block in zip(self.entries, blocks)}
         if self.mixed and theta.dtype == self.dtype:
             views = {e.name: views[e.name].to(e.dtype) for e in self.entries}
+        if self.apart:
+            views |= {name: views[name].clone(memory_format=torch.contiguous_format) for name in self.apart}
         return {k: v for k, v in views.items() if k not in self.extra}, {k: views[k] for k in self.extra}
 
     def flatten(self, tensors: Mapping[str, Tensor], extra: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from credibly.core.checks import check_choice, check_integer
 from credibly.errors import InputError
 from credibly.networks.copying import copy_module
+from credibly.networks.followed_norms import Followed, is_followed
 
 Replacement = Literal["frozen", "group", "frn"]
 
@@ -147,6 +148,18 @@ class FilterResponseNorm(nn.Module):
         )
 
 
+class FollowedFrozenBatchNorm(Followed, FrozenBatchNorm):
+    """`FrozenBatchNorm` and further layers, such as an activation."""
+
+
+class FollowedFilterResponseNorm(Followed, FilterResponseNorm):
+    """`FilterResponseNorm` and further layers, such as an activation."""
+
+
+class FollowedGroupNorm(Followed, nn.GroupNorm):
+    """`GroupNorm` and further layers, such as an activation."""
+
+
 def _set_constants(*pairs: tuple[Tensor | None, float]) -> None:
     for parameter, value in pairs:
         if parameter is not None:
@@ -182,6 +195,7 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
     """Return a deep copy of the module in which every layer of find_running_statistics is replaced.
 
     Weights and biases keep their names, values, dtype, device and requires_grad. A layer used twice is replaced by one.
+    Layers inside the replaced ones, such as the activation of timm's BatchNormAct2d, follow the new normalisation.
     Hooks on the replaced layers are dropped.
 
     Args:
@@ -209,6 +223,8 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
         new = make[by](layer)
         for attribute in ("weight", "bias"):
             setattr(new, attribute, copy.deepcopy(getattr(layer, attribute), memo))
+        for name, child in layer.named_children() if isinstance(new, Followed) else ():
+            new.add_module(name, copy.deepcopy(child, memo))
         memo[id(layer)] = new.train(layer.training)
     return copy_module(module, memo)
 
@@ -216,22 +232,34 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
 def _frozen(layer: Any) -> FrozenBatchNorm:
     # InstanceNorm also takes a single row without the batch axis, so its channel axis is counted from the end.
     axis = -1 - _spatial_axes(layer) if isinstance(layer, _InstanceNorm) else 1
-    new = FrozenBatchNorm(layer.num_features, eps=layer.eps, affine=False, channel_axis=axis)
+    kind = FollowedFrozenBatchNorm if _has_more(layer) else FrozenBatchNorm
+    new = kind(layer.num_features, eps=layer.eps, affine=False, channel_axis=axis)
     new.running_mean, new.running_var = layer.running_mean.detach().clone(), layer.running_var.detach().clone()
     return new
 
 
 def _filter_response(layer: Any) -> FilterResponseNorm:
-    return FilterResponseNorm(layer.num_features, affine=False)
+    kind = FollowedFilterResponseNorm if _has_more(layer) else FilterResponseNorm
+    return kind(layer.num_features, affine=False)
 
 
 def _group(layer: Any, groups: int) -> nn.GroupNorm:
     channels = layer.num_features
     limit = min(groups, channels) if _spatial_axes(layer) else min(groups, max(channels // 4, 1))
     count = next(g for g in range(limit, 0, -1) if channels % g == 0)
-    new = nn.GroupNorm(count, channels, eps=layer.eps, affine=False)
+    kind = FollowedGroupNorm if _has_more(layer) else nn.GroupNorm
+    new = kind(count, channels, eps=layer.eps, affine=False)
     new.affine = layer.affine
     return new
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return type(layer).forward.__module__.startswith("torch.nn.modules.")
+
+
+def _has_more(layer: nn.Module) -> bool:
+    """Return whether the layer applies its children after the normalisation; `is_followed` has checked it."""
+    return not _is_plain(layer) and any(True for _ in layer.children())
 
 
 def _spatial_axes(layer: nn.Module) -> int:
@@ -258,10 +286,10 @@ def _check_replaceable(layer: Any, by: Replacement, described: str) -> None:
 
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
         refuse("does not know its number of channels yet", "Call the network on one batch first")
-    if not type(layer).forward.__module__.startswith("torch.nn.modules."):
-        refuse("overrides forward, which may do more than normalise", "Replace this layer by hand")
     if is_parametrized(layer):
         refuse("is parametrized", "Call torch.nn.utils.parametrize.remove_parametrizations on it first")
+    if not _is_plain(layer) and not is_followed(layer, _spatial_axes(layer)):
+        refuse("overrides forward, and does more than to normalise and apply its own layers", "Replace it by hand")
     if by == "frozen" and (layer.running_mean is None or layer.running_var is None):
         refuse("has no running statistics to freeze (track_running_stats=False)", 'Use "group" or "frn" instead')
     if by == "group" and layer.num_features == 1 and not _spatial_axes(layer):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from credibly.core.inputs import Inputs, row_count, to_tensor
 from credibly.core.loading import unpack_data
 from credibly.core.placement import exact_dtype
@@ -31,7 +33,10 @@ def read_rows(
     y = to_tensor(raw_y, "y", layout.device, exact_dtype(layout.dtype), convert=True)
     if y.ndim == 0 or len(y) != row_count(x):
         rows = len(y) if y.ndim else "no"
-        raise InputError("y", f"has {rows} rows, x has {row_count(x)}", "Pass one target per row of x")
+        advice = "Pass one target per row of x"
+        if isinstance(raw_x, list) and raw_x and isinstance(raw_x[0], Tensor):
+            advice += "; several inputs are a tuple (x1, x2), not a list"
+        raise InputError("y", f"has {rows} rows, x has {row_count(x)}", advice)
     if sample_weight is not None and stream is not None:
         raise InputError("sample_weight", "must be None for a stream", "Keep the rows in memory, see in_memory()")
     return weigh(Rows(x, y), sample_weight, layout.device, layout.dtype), stream, bound

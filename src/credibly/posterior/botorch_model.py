@@ -62,8 +62,8 @@ def botorch_mixture(source: DrawSource, model: Model) -> Any:
         raise _missing() from error
     inputs, outputs = _sizes(source, model)
     likelihood = source.likelihood
-    if outputs or likelihood.support != "real":
-        found = f"must be False for {type(likelihood).__name__} of {max(1, outputs)} outputs, got True"
+    if outputs > 1 or likelihood.support != "real":
+        found = f"must be False for {type(likelihood).__name__} with {max(1, outputs)} targets, got True"
         raise InputError("mixture", found, "A mixture of Gaussians is for one real target")
 
     def moments(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:

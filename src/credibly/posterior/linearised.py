@@ -151,14 +151,24 @@ def _layer_covariance(block: Block, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return L with L L' = covariance, by an eigendecomposition if it is numerically singular."""
+    """Return L with L L' = covariance, up to rounding of the covariance if that is numerically singular.
+
+    L is a continuous function of the covariance, up to the square root of that rounding: the draws of a row must not
+    depend on how its covariance is rounded, which the other rows of a block affect.
+    """
     wide = covariance.double()
     wide = 0.5 * (wide + wide.mT)
     root, info = torch.linalg.cholesky_ex(wide)
-    bad = info > 0
-    if bool(bad.any()):
-        values, basis = torch.linalg.eigh(wide[bad])
-        root[bad] = basis * values.clamp_min(0).sqrt().unsqueeze(-2)
+    rounding = 10 * torch.finfo(covariance.dtype).eps * wide.diagonal(dim1=-2, dim2=-1).sum(-1)
+    singular = (info > 0) | (root.diagonal(dim1=-2, dim2=-1).square().amin(-1) < rounding)
+    if bool(singular.any()):
+        part = wide[singular]
+        extra = torch.diag_embed(rounding[singular].unsqueeze(-1).expand(part.shape[:-1]))
+        padded, info = torch.linalg.cholesky_ex(part + extra)
+        if bool((info > 0).any()):
+            values, basis = torch.linalg.eigh(part[info > 0])
+            padded[info > 0] = (basis * values.clamp_min(0).sqrt().unsqueeze(-2)) @ basis.mT
+        root[singular] = padded
     result: Tensor = root.to(covariance.dtype)
     return result
 

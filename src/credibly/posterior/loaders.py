@@ -20,6 +20,7 @@ from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.streamed import uneven
 from credibly.predictive.streamed_heads import streamed_predictive_of
 
 P = ParamSpec("P")
@@ -75,8 +76,15 @@ class LoaderRows:
         """Return the targets of all rows, by name for several heads."""
         batches = [split_item(item, self.target)[1] for item in Pass(self.loader, 0, "prediction", 0)]
         if not isinstance(batches[0], Mapping):
-            return torch.cat([torch.as_tensor(y) for y in batches])
-        return {name: torch.cat([torch.as_tensor(y[name]) for y in batches]) for name in batches[0]}
+            return _joined([torch.as_tensor(y) for y in batches], "targets")
+        return {name: _joined([torch.as_tensor(y[name]) for y in batches], f"targets[{name!r}]") for name in batches[0]}
+
+
+def _joined(parts: list[Tensor], name: str) -> Tensor:
+    for part in parts:
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise uneven(name, "targets", parts[0].shape[1:], part.shape[1:])
+    return torch.cat(parts)
 
 
 def reads_loaders(

@@ -21,6 +21,8 @@ from credibly.likelihoods import Likelihood
 from credibly.networks.blueprint import build_network
 from credibly.networks.copying import copy_module
 from credibly.networks.layout import Layout, layout_mismatch
+from credibly.networks.refusals import unwrapped
+from credibly.networks.statistics import folded
 from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
 from credibly.posterior.model import Model
@@ -87,6 +89,8 @@ def _build(
         _, tensors = _tensors(folder, manifest, state, torch.device(device or "cpu"), dtype)
         return DensityPosterior.from_tensors(None, tensors, record, None)
     net = network_of(manifest, "Pass the network that was fitted") if net is None else net
+    if record.history.get("from_trained"):
+        net = folded(unwrapped(net))
     if device is not None:
         net = copy_module(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
+from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
 
@@ -32,6 +33,13 @@ class RowReader(Protocol):
 
     def targets(self) -> Tensor | dict[str, Tensor]:
         """Return the targets of all rows, by name for several heads, or raise if there are none."""
+
+
+def uneven(name: str, what: str, first: Sequence[int], other: Sequence[int]) -> InputError:
+    """Return the error for rows whose results have another shape than those of earlier batches."""
+    found = f"its rows have {what} of shape {tuple(first)} in one batch and {tuple(other)} in another"
+    advice = "Pad all rows to one length, e.g. by credibly.data.Pad(length=...), or predict batch by batch"
+    return InputError(name, found, f"{advice}: [posterior.predict(x) for x, _ in loader]")
 
 
 class StreamedPredictive(Predictive):
@@ -81,9 +89,14 @@ class StreamedPredictive(Predictive):
                 parameters, each (S, ...); and the index of the batch's first row.
         """
         extra, start = self._source.extra(0, self.draws), 0
+        shape: torch.Size | None = None
         with torch.no_grad():
             for block in self.reader.blocks():
-                yield function(self._outputs(block, start), extra, start)
+                outputs = self._outputs(block, start)
+                shape = outputs.shape[2:] if shape is None else shape
+                if outputs.shape[2:] != shape:
+                    raise uneven("x", "outputs", shape, outputs.shape[2:])
+                yield function(outputs, extra, start)
                 start += row_count(block)
 
     def _fits(self) -> bool:

@@ -237,6 +237,9 @@ class _Run:
         return TrainingError(message, step=done + 1, member=self.first, posterior=self.good)
 
     def _precision(self) -> str:
+        if self.theta.dtype == torch.float16:
+            found = "The weights are float16, whose range is too small for squared gradients and for Adam's eps"
+            return f'. {found}: pass dtype="bfloat16" or "float32" to Problem, or precision="bf16" with float32 weights'
         problem = getattr(self.objective, "problem", None)
         low = problem.forward.precision if isinstance(problem, Problem) else None
         return "" if low is None else f". The network runs in {low}: precision=None in Problem has the range of float32"
