@@ -98,6 +98,10 @@ def _chains_or_ensemble(
     return dataclasses.replace(chosen, candidates=candidates, why=why)
 
 
+def _times(ratio: float) -> str:
+    return f"{ratio:,.1f} times" if ratio >= 1.05 else "slightly more than"
+
+
 def _not_chosen(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     return tuple(dataclasses.replace(one, chosen=False) for one in candidates)
 
