@@ -235,6 +235,10 @@ class TestFindings:
         assert findings.training_size(changed(diabetes, rows=354, parameters=100)) is None
         assert "551 parameters for 354 rows" in findings.training_size(changed(diabetes, parameters=551)).text
         assert findings.training_size(changed(diabetes, parameters=551, method="mle")).severity == WARN
+        ensemble = {"parameters": 551, "method": "ensemble"}
+        assert "follow the prior" in findings.training_size(changed(diabetes, **ensemble)).text
+        unregularised = changed(diabetes, **ensemble, settings={"prior": False, "anchored": False})
+        assert "their random initialisation" in findings.training_size(unregularised).text
 
     def test_unusual_inputs(self, diabetes):
         rng = np.random.default_rng(0)

@@ -117,6 +117,8 @@ def training_size(facts: FitSummary) -> Finding | None:
     ratio = f"The network has {facts.parameters:,} parameters for {facts.rows:,} rows"
     if facts.method == "mle":
         return Finding(WARN, f"{ratio} and no prior to regularise them: it may overfit.", use_sampling(facts))
+    if facts.method == "ensemble" and not (facts.settings.get("prior", True) or facts.settings.get("anchored")):
+        return Finding(NOTE, f"{ratio}: where the data say little, the members follow their random initialisation.")
     return Finding(NOTE, f"{ratio}: where the data say little, predictions follow the prior.")
 
 
