@@ -137,7 +137,10 @@ class App {
 
   async readFile(file) {
     const { scene } = this.state;
-    if (scene !== "regression" && scene !== "classification") return;
+    if (scene !== "regression" && scene !== "classification") {
+      this.hint("Files are read in Regression and Classification: open one of them and drop the file there.");
+      return;
+    }
     try {
       const { points, say } = await readPoints(file, scene, Math.min(200, this.limit));
       this.said = say;
