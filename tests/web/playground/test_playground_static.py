@@ -99,6 +99,10 @@ def test_drafts_come_first_and_final_bands_last(messages):
     assert (hmc["draws"], hmc["done"], hmc["total"], len(hmc["functions"])) == (40, 40, 40, 12)
     assert 1 <= hmc["rhat"] < 5
     assert 0.2 < hmc["acceptance"] <= 1
+    # A verdict and its reason, as the library's.
+    verdict, reason = hmc["diagnosis"].split(": ", 1)
+    assert verdict == ("Chains agree" if hmc["rhat"] <= 1.05 else "Not yet" if hmc["rhat"] <= 1.1 else "Not mixed")
+    assert f"{hmc['rhat']:.3f}" in reason
     assert not [m for m in messages if m["type"] in ("error", "failed")]
 
 

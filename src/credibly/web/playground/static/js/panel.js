@@ -95,8 +95,8 @@ export class Panel {
     if (stage === "final") parts.push(`done in ${show(seconds, 2)} s`);
     if (chains && rhat !== null && stage !== "draft") parts.push(`R̂ ${show(rhat)}`);
     this.status.textContent = parts.join(" · ");
-    // The library's verdict counts, where there is one: chains may agree and still have too few effective draws.
-    const agree = diagnosis ? diagnosis.startsWith("Good") : rhat !== null && rhat < AGREE;
+    // The engine's verdict counts: chains may agree and still have too few effective draws.
+    const agree = Boolean(diagnosis) && !diagnosis.startsWith("Not");
     this.status.classList.toggle("settled", stage === "final" && (!chains || agree));
   }
 
