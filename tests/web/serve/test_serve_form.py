@@ -161,7 +161,7 @@ def test_dots_of_extreme_values_are_not_cut_off(page, client):
     for value in ("-1000", "1000"):
         type_into(page, "age", value)
         page.wait(f"{READY} && document.querySelector('[data-name=age] .unusual')")
-        assert all(0 <= x - r and x + r <= 300 for x, r in page.run(dots))
+        assert all(x - r >= 0 and x + r <= 300 for x, r in page.run(dots))
     page.run("document.getElementById('typical').click()")
     page.wait(READY)
 
