@@ -165,8 +165,10 @@ class App {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Press Ctrl-C";
-      getSelection().selectAllChildren(find("lines"));
+      // Without permission, as on pages that are served without TLS.
+      const code = find("code").contains(button);
+      button.textContent = code ? "Press Ctrl-C" : "Copy it from the address bar";
+      if (code) getSelection().selectAllChildren(find("lines"));
     }
     setTimeout(() => (button.textContent = button.dataset.label), 1200);
   }
