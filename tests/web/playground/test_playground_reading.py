@@ -57,6 +57,8 @@ def test_chains_are_settled_only_if_the_verdict_is_good(page):
     assert browser.run("document.querySelector('.note summary').textContent") == "Convergence: not yet"
     browser.run(band % "'Good: the chains agree.'")
     assert browser.run(settled)
+    browser.run(band % "'Broken: chains have infinite predictions.'")
+    assert not browser.run(settled)
     # The verdict of the page without a server.
     browser.run(band % "'Chains agree: R-hat 1.01.'")
     assert browser.run(settled)
@@ -96,6 +98,21 @@ def test_chains_that_never_moved_have_no_effective_draws(page):
     browser = page(link("hmc", hmc={"step": 2, "length": 5, "speed": 1000}), wait=INSIDE)
     for key in ("ess", "cost", "rhat"):
         assert browser.run(f"document.querySelector('[data-value={key}]').textContent") == "–"
+
+
+def test_without_points_nothing_is_left(page):
+    """Neither numbers of the last fit, nor code without data, nor a message of the protocol."""
+    browser = page(regression(panels=("hmc",)))
+    browser.run("[...document.querySelectorAll('#controls button')].find((b) => b.textContent === 'Clear').click()")
+    text = "document.querySelector('.panel %s').textContent"
+    assert [browser.run(text % part) for part in (".status", ".numbers", ".note")] == ["", "", ""]
+    assert "no points" in browser.run("document.getElementById('hint').textContent")
+    browser.run("playground.scene.showCode(0)")
+    assert not browser.run("document.getElementById('code').open")
+    browser.run("playground.open('hmc'), playground.scene.set('density', 'network')")
+    browser.wait("document.getElementById('hint').textContent.includes('choose another density')")
+    browser.run("playground.open('regression'), document.querySelector('[data-preset=gap]').click()")
+    browser.wait("playground.scene.asked && playground.scene.panels[0].band")
 
 
 def test_a_file_dropped_inside_hmc_gets_an_answer(page):

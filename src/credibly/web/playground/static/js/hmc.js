@@ -91,6 +91,11 @@ export class InsideHMC {
     cancelAnimationFrame(this.frame);
     this.asked = this.request();
     this.say.textContent = DENSITIES[this.state.density].say;
+    if (this.asked.data?.x.length === 0) {
+      this.app.hint("The regression scene has no points, so its network has no posterior. Add points there, or choose another density.");
+      this.app.send({ type: "cancel" });
+      return;
+    }
     if (!this.app.send(this.asked)) return;
     this.app.hint("");
     Object.assign(this, { surface: null, queue: [], ended: [], finished: null, current: null, shown: 0 });

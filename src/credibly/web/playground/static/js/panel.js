@@ -5,6 +5,8 @@ import { html, make, Plot, show } from "./plot.js";
 
 // R-hat up to which chains count as agreeing.
 const AGREE = 1.03;
+// Verdicts of converged chains.
+const SETTLED = ["Good", "Usable", "Chains agree"];
 
 export class Panel {
   constructor(scene, index, method, known) {
@@ -73,6 +75,17 @@ export class Panel {
     this.scene.draw(this);
   }
 
+  // Without points there is nothing to show.
+  empty() {
+    Object.assign(this, { band: null, found: null, history: [] });
+    this.node.dataset.stage = "empty";
+    this.status.textContent = "";
+    this.status.classList.remove("settled");
+    this.numbers.replaceChildren();
+    this.notify("", "");
+    this.spark();
+  }
+
   fail(message) {
     this.node.dataset.stage = "failed";
     this.status.textContent = "failed";
@@ -96,7 +109,7 @@ export class Panel {
     if (chains && rhat !== null && stage !== "draft") parts.push(`R̂ ${show(rhat)}`);
     this.status.textContent = parts.join(" · ");
     // The engine's verdict counts: chains may agree and still have too few effective draws.
-    const agree = Boolean(diagnosis) && !diagnosis.startsWith("Not");
+    const agree = SETTLED.some((word) => diagnosis?.startsWith(word));
     this.status.classList.toggle("settled", stage === "final" && (!chains || agree));
   }
 
