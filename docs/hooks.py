@@ -36,7 +36,8 @@ STATIC_PAGE = {
     "</main>": """</main>
 <footer class="legend" style="padding: 0 1.25rem 1rem">This page runs in your browser: the C++ core of credibly,
   compiled to WebAssembly, and no server. MLE, MAP, deep ensembles, MC-Dropout and HMC are here. For Bayes by Backprop,
-  Laplace, SGHMC and the scene inside VI, run <code>credibly playground</code> on your machine.</footer>""",
+  Laplace, SGHMC and the scene inside VI, run <code>credibly playground</code> on your machine.
+  <a href="../howto/playground.html">What the scenes show</a>, <a href="../index.html">credibly</a>.</footer>""",
 }
 
 

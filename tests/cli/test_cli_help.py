@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from credibly.cli import app
 from credibly.cli.options import _method_list, _methods
 from credibly.methods import METHODS
 from own_tables import SCRIPT, diabetes, wine, write
@@ -42,6 +45,23 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
             assert f"(Default: {default}.)" in shown
         for default in ("50", "learned", "none", "1 for regression, 2 for classification"):
             assert shown.count(f"(Default: {default}, or chosen by `fit --tune`.)") == 2  # of fit and compare
+
+    @pytest.mark.parametrize("width", [60, 80, 120])
+    @pytest.mark.parametrize("words", [[], ["fit"], ["serve"], ["export"]])
+    def test_help_is_wrapped_at_the_width_of_the_terminal(self, words, width):
+        """Not at that of the source as well, which leaves lines of one word."""
+        found = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)})
+        about = found.output.split("\u256d")[0].split("Usage:")[1]
+        paragraphs = [part.strip("\n").splitlines() for part in re.split(r"\n\s*\n", about)[1:]]
+        # A line ends only where the next word does not fit.
+        broken = [
+            (here, there)
+            for part in paragraphs
+            for here, there in itertools.pairwise(line.rstrip() for line in part)
+            if len(here) + 1 + len(there.split()[0]) < width
+        ]
+        assert max(map(len, paragraphs)) > 1
+        assert broken == []
 
     def test_every_method_can_be_named(self, monkeypatch):
         assert _methods("") == ["auto", *METHODS]

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from scipy import stats
@@ -89,6 +90,18 @@ def test_regression_with_quantiles(exported, rows):
     assert list(found) == list(record.outputs)
     assert_same(found, posterior.predict(x), record.outputs)
     np.testing.assert_allclose(found["aleatoric"] + found["epistemic"], found["variance"], rtol=1e-5)
+
+
+def test_loading_a_file_is_silent(exported, capfd):
+    """Unlike `onnx_session`, a user's session shows the warnings of onnxruntime, such as one per unused constant."""
+    onnxruntime.InferenceSession(exported[1], providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+
+
+def test_a_point_estimate_is_no_average(tmp_path):
+    posterior = cr.MAP(steps=2).fit(problem(mlp(), L.Gaussian()), seed=0)
+    written = posterior.export(tmp_path / "model.onnx")
+    assert written.notes == ("There is one set of weights, so no model average.",)
 
 
 def test_the_file_says_what_it_is_and_nothing_of_this_machine(exported):

@@ -15,6 +15,17 @@ from credibly.cli.error_handling import FAILED, INVALID, STOPPED, json_errors, r
 class CommandGroup(TyperGroup):
     """A group whose commands report all failures as JSON if --json is given, including those before they start."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.help = _unwrapped(self.help)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.help = _unwrapped(command.help)
+        return command
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Run the command given by the arguments and exit."""
         words = list(sys.argv[1:] if args is None else args)
@@ -37,6 +48,11 @@ class CommandGroup(TyperGroup):
                 kind, message = ("Interrupted", "stopped") if code == STOPPED else ("Exit", f"exit code {code}")
                 report_error(message, code, kind=kind)
         sys.exit(code)
+
+
+def _unwrapped(text: str | None) -> str | None:
+    """Return help with a line per paragraph: the terminal wraps them at its width, instead of at that of the source."""
+    return text and "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _asks_for_json(words: list[str]) -> bool:

@@ -113,6 +113,25 @@ def _forget_origin(*graphs: Any) -> None:
                 _forget_origin(*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
 
 
+def _used_names(graph: Any) -> set[str]:
+    """Return the names that the nodes of a graph and of its subgraphs read, and those of its outputs."""
+    found = {entry.name for entry in graph.output}
+    for node in graph.node:
+        found.update(node.input)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                found |= _used_names(inner)
+    return found
+
+
+def _drop_unused(graph: Any) -> None:
+    """Remove constants that the converter left over, each of which onnxruntime warns about when it loads the file."""
+    used = _used_names(graph)
+    kept = [entry for entry in graph.initializer if entry.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
 def _name_ends(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Give the inputs and outputs of a model their names."""
     from onnx import helper
@@ -147,6 +166,7 @@ def to_onnx(program: Program, inputs: Sequence[str], outputs: Sequence[str], fac
             "Write a .pt2 file for torch, or replace that part",
         ) from error
     _forget_origin(model.graph, *model.functions)
+    _drop_unused(model.graph)
     _name_ends(model, inputs, outputs)
     del model.metadata_props[:]
     for key, value in facts.items():

@@ -91,6 +91,8 @@ def predict_settings(posterior: Posterior, draws: int | None, seed: int) -> tupl
         total = posterior.shape[0] * posterior.shape[1]
         if draws is not None and draws > total:
             raise InputError("draws", f"must be at most {total}, the number of stored draws, got {draws}")
+        if total == 1:
+            return {"draws": draws}, "There is one set of weights, so no model average."
         which = f"all {total:,} stored draws" if draws in (None, total) else f"{draws:,} of {total:,} stored draws"
         return {"draws": draws}, f"The model average is over {which}."
     if isinstance(posterior, GaussianPosterior):

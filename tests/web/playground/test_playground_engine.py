@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import credibly as cr
+from credibly.posterior.draws import DrawsPosterior
 from credibly.web.playground.densities import SHAPES
 from credibly.web.playground.engine import Engine
 from credibly.web.playground.protocol import OPTIONS
@@ -138,6 +139,19 @@ def test_the_probe_is_a_density_with_the_stated_moments(engine):
     assert float(torch.trapezoid(density * y, y)) == pytest.approx(found[0]["mean"], abs=0.01)
     lower, upper = p.interval(0.9)
     assert (found[0]["lower"], found[0]["upper"]) == pytest.approx((float(lower), float(upper)), rel=1e-5)
+
+
+def test_a_probe_with_an_infinite_variance_has_no_density(engine):
+    """Predicted noise can overflow in single draws; the probe must not fail, nor leave later ones unanswered."""
+    model = {**MODEL, "noise": "predicted"}
+    ask(engine, **fit("map", model=model))
+    machine, _ = engine
+    posterior = machine.panels[0].posterior
+    machine.panels[0].posterior = DrawsPosterior(
+        posterior.model, torch.full_like(posterior.draws, 1e6), posterior.record
+    )
+    found = ask(engine, type="probe", id=1, x=[0.5])
+    assert [(m["type"], m["aleatoric"], m["density"], m["y"]) for m in found] == [("probe", None, None, None)]
 
 
 def test_a_newer_request_cancels(engine):

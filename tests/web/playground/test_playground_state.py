@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import pytest
 from playground_browser import BROWSER, FINAL, INSIDE, MODEL, POINTS, link, points, regression
+
+from credibly.web.playground.protocol import FitRequest, read
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 
@@ -42,6 +47,27 @@ def test_every_number_of_the_state_has_limits(page):
     assert browser.run(unchanged)
 
 
+@pytest.mark.parametrize("ends", [*itertools.product(("low", "high"), repeat=2)])
+@pytest.mark.parametrize("scene", ["regression", "classification"])
+def test_both_engines_accept_the_ends_of_all_sliders(page, scene, ends):
+    """Also together: the likelihood's temperature in a request is the product of two sliders."""
+    browser = page(link(scene, **{scene: {"panels": ["map"]}}))
+    likelihood, others = ends
+    request = browser.run(f"""import("./js/limits.js").then(({{ LIMITS }}) => {{
+        const {{ model }} = playground.state;
+        for (const [key, limits] of Object.entries(LIMITS.model)) model[key] = limits.{others} ?? model[key];
+        model.likelihood = LIMITS.model.likelihood.{likelihood};
+        return playground.scene.request();
+    }})""")
+    product = {("low", "low"): 1e-4, ("high", "high"): 1e4}.get(ends, 1)
+    assert request["model"]["likelihood_temperature"] == product
+    assert isinstance(read(json.dumps(request)), FitRequest)
+    known = {"scenes": ["regression", "classification"], "methods": [p["method"] for p in request["panels"]]}
+    known["points"] = 400
+    accepted = f"m.read({json.dumps(request)}, {json.dumps(known)})"
+    browser.run(f'import("./wasm/requests.js").then((m) => Object.keys({accepted}).length)')
+
+
 def test_a_scene_that_fails_says_so(page):
     browser = page(regression())
     browser.run("playground.scenes.vi.enter = () => { throw new Error('no scene') }; playground.open('vi')")
@@ -69,6 +95,17 @@ def test_controls_show_the_state_of_their_scene(page):
         assert browser.run("document.querySelector('[data-key=label]')?.value ?? null") == label
     assert browser.run("playground.scene.label") == 1
     browser.wait(FINAL)
+
+
+def test_a_link_that_cannot_be_copied_is_in_the_address(page):
+    """Pages that are served without TLS have no clipboard; the code's dialog, closed, has nothing to select."""
+    browser = page(regression())
+    browser.run("navigator.clipboard.writeText = () => Promise.reject(new Error('denied')), 0")
+    browser.run("document.getElementById('link').click()")
+    browser.wait("document.getElementById('link').textContent.includes('address bar')")
+    browser.run("playground.showCode('x = 1'), document.getElementById('copy').click()")
+    browser.wait("document.getElementById('copy').textContent === 'Press Ctrl-C'")
+    assert browser.run("String(getSelection())") == "x = 1"
 
 
 def test_copying_twice_leaves_the_label(page):

@@ -32,8 +32,9 @@ CLASSES = REGRESSION | {"id": 3, "scene": "classification", "data": PLANE, "grid
 ORBIT = {"type": "hmc", "id": 4, "density": "banana", "step_size": 0.2, "trajectory_length": 1.0, "chains": 2}
 ORBIT |= {"trajectories": 5, "seed": 0}
 NETWORK = ORBIT | {"id": 5, "density": "network", "data": POINTS, "model": MODEL, "step_size": 0.01}
+STUCK = ORBIT | {"id": 6, "step_size": 2.0, "trajectory_length": 20.0}
 PROBES = [{"type": "probe", "id": 1, "x": [0.1]}, {"type": "probe", "id": 3, "x": [0.1, 2.0]}]
-REQUESTS = [REGRESSION, PROBES[0], CLASSES, PROBES[1], ORBIT, NETWORK]
+REQUESTS = [REGRESSION, PROBES[0], CLASSES, PROBES[1], ORBIT, NETWORK, STUCK]
 
 
 def answer(requests, folder) -> list[dict]:
@@ -80,6 +81,15 @@ def test_messages_have_the_fields_of_the_server(kind, messages, of_the_server):
 
 
 @needs_node
+def test_chains_that_never_moved_have_no_effective_draws(messages, of_the_server):
+    for found in (messages, of_the_server):
+        moving, stuck = (next(m for m in found if m["type"] == "finished" and m["id"] == i) for i in (4, 6))
+        assert moving["ess"] > 1
+        assert stuck["divergences"] == 10
+        assert (stuck["rhat"], stuck["ess"]) == (None, None)
+
+
+@needs_node
 def test_drafts_come_first_and_final_bands_last(messages):
     bands = [m for m in messages if m["type"] == "band" and m["id"] == 1]
     assert [m["stage"] for m in bands[:3]] == ["draft"] * 3
@@ -89,6 +99,10 @@ def test_drafts_come_first_and_final_bands_last(messages):
     assert (hmc["draws"], hmc["done"], hmc["total"], len(hmc["functions"])) == (40, 40, 40, 12)
     assert 1 <= hmc["rhat"] < 5
     assert 0.2 < hmc["acceptance"] <= 1
+    # A verdict and its reason, as the library's.
+    verdict, reason = hmc["diagnosis"].split(": ", 1)
+    assert verdict == ("Chains agree" if hmc["rhat"] <= 1.05 else "Not yet" if hmc["rhat"] <= 1.1 else "Not mixed")
+    assert f"{hmc['rhat']:.3f}" in reason
     assert not [m for m in messages if m["type"] in ("error", "failed")]
 
 

@@ -140,6 +140,10 @@ def test_unusual_missing_and_impossible_inputs(page, client):
     type_into(page, "age", "<b>old</b>")
     page.wait("!document.getElementById('problem').hidden")
     assert "age = '<b>old</b>' is not a number" in page.run("document.getElementById('problem').textContent")
+    # A form has no rows, null or parameters.
+    assert page.run("document.getElementById('problem').textContent") == (
+        "age = '<b>old</b>' is not a number. Leave the field empty if the value is missing."
+    )
     assert page.run("document.querySelector('.field.wrong input').name") == "age"
     assert page.run("document.getElementById('headline').textContent") == ""
     page.run("document.getElementById('typical').click()")
@@ -148,6 +152,27 @@ def test_unusual_missing_and_impossible_inputs(page, client):
     # The refused request alone is on the console, as a network error.
     assert [one["entry"]["source"] for one in page.console if "entry" in one] == ["network"]
     assert all("entry" in one for one in page.console)
+
+
+def test_dots_of_extreme_values_are_not_cut_off(page, client):
+    page.open(client.base_url)
+    page.wait(READY)
+    dots = "[...document.querySelectorAll('#inputs circle')].map(c => [+c.getAttribute('cx'), +c.getAttribute('r')])"
+    for value in ("-1000", "1000"):
+        type_into(page, "age", value)
+        page.wait(f"{READY} && document.querySelector('[data-name=age] .unusual')")
+        assert all(x - r >= 0 and x + r <= 300 for x, r in page.run(dots))
+    page.run("document.getElementById('typical').click()")
+    page.wait(READY)
+
+
+def test_numbers_as_people_write_them(page, client):
+    """Years have no separator, and no number has decimals where others of its size have none."""
+    page.open(client.base_url)
+    page.wait(READY)
+    values = "[1987, 1289.23, 970.94, -0.5, 123456.7, 0.00001234]"
+    shown = page.run(f"import('./pages/shared.js').then(m => {values}.map(v => m.short(v)))")
+    assert shown == ["1987", "1289", "970.9", "−0.5", "123,457", "1.234e−5"]
 
 
 def test_decimal_numbers_are_sent_as_numbers_and_the_rest_as_text(page, client):
@@ -202,7 +227,7 @@ def test_keyboard_alone(page, client):
     for _ in range(10):
         press(page, "Tab")
         seen.append(page.run("document.activeElement.name || document.activeElement.textContent"))
-    assert seen[:7] == ["API", "age", "bmi", "bp", "s5", "clinic", "0.50.80.90.95"]
+    assert seen[:7] == ["API", "age", "bmi", "bp", "s5", "clinic", "50 %80 %90 %95 %"]
     assert seen[7:9] == ["Predict", "Typical row"]
 
 
@@ -214,6 +239,12 @@ def test_description(page, all_runs, width):
     for word in ("POST /runs/progress/predict", "POST /runs/kind/predict", "Barbera d'Asti", "allow_empty", "curl"):
         assert word in text
     assert page.run(OVERFLOW) == []
+    # Code is typeset, and a run is described with the parameters that it can use.
+    assert "`" not in text
+    own = "[...document.querySelectorAll('section')].find(s => s.textContent.includes('%s')).textContent"
+    numbers, classes = page.run(own % "POST /runs/progress/predict"), page.run(own % "POST /runs/kind/predict")
+    assert ("tolerance" in numbers, "allow_empty" in numbers) == (True, False)
+    assert ("tolerance" in classes, "allow_empty" in classes) == (False, True)
     assert page.console == []
 
 

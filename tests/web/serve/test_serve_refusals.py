@@ -145,7 +145,7 @@ class TestParameters:
             ("level=0.9,0.9", ["level", "twice"]),
             ("level=", ["level", "got 0"]),
             ("level=" + ",".join(str(i / 100) for i in range(1, 40)), ["level", "39"]),
-            ("level=0.99999", ["level", "needs", "rows"]),
+            ("level=0.99999", ["level", "needs", "rows", "guarantee=false"]),
             ("level=nan", ["level"]),
             ("level=0.5&level=0.6", ["level", "once"]),
             ("draws=0", ["draws", "positive integer"]),

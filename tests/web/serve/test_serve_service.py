@@ -201,6 +201,15 @@ class TestDescription:
         assert days["low"] < days["example"] < days["high"]
 
 
+def test_a_port_in_use_is_named():
+    with listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(InputError, match=f"--port: cannot listen on 127.0.0.1:{port} .*Pass another --port"):
+            listen("127.0.0.1", port)
+    with pytest.raises(InputError, match="--host: cannot listen on 300"):
+        listen("300.1.1.1", 0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_metrics_that_are_not_finite_are_null(client, value, monkeypatch):
     metrics = client.app.state.server.slots["progress"].current.run.figures

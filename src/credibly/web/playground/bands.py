@@ -69,6 +69,9 @@ def probe(posterior: Posterior, x: tuple[float, ...], *, classes: bool) -> dict[
         return found | {"lower": None, "upper": None, "y": None, "density": None}
     lower, upper = p.interval(LEVEL)
     spread = REACH * p.std[0]
+    if not bool(torch.isfinite(p.mean[0] + spread)):
+        # Of chains with an overflowing variance; there is no range on which to draw a density.
+        return found | {"lower": finite(lower[0]), "upper": finite(upper[0]), "y": None, "density": None}
     y = torch.linspace(float(p.mean[0] - spread), float(p.mean[0] + spread), DENSITY_POINTS)
     density = posterior.predict(at.expand(len(y), -1)).log_prob(y).exp()
     numbers = {"lower": finite(lower[0]), "upper": finite(upper[0])}

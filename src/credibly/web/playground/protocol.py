@@ -277,8 +277,8 @@ def _model(fields: Fields) -> ModelSpec:
         tuple(integer("hidden", h, 1, 64) for h in model.items("hidden", 3, 1)),
         model.choice("activation", ACTIVATIONS, "tanh"),
         model.number("prior_scale", 0.05, 20),
-        model.number("likelihood_temperature", 1e-3, 1e3, 1.0),
-        model.number("prior_temperature", 1e-3, 1e3, 1.0),
+        model.number("likelihood_temperature", 1e-4, 1e4, 1.0),
+        model.number("prior_temperature", 1e-4, 1e4, 1.0),
         PREDICTED if noise == PREDICTED else number("noise", noise, 0.01, 10),
     )
 

@@ -69,6 +69,7 @@ def run_trajectories(request: HMCRequest, send: Send, cancelled: Callable[[], bo
             )
     kept = torch.stack(draws, 1)
     enough = kept.shape[1] >= MIN_DRAWS
+    agreement = finite(rhat(kept).max()) if enough else None
     send(
         {
             "type": "finished",
@@ -76,8 +77,9 @@ def run_trajectories(request: HMCRequest, send: Send, cancelled: Callable[[], bo
             "acceptance": acceptances / request.trajectories,
             "divergences": divergences,
             "gradients": steps * request.trajectories * len(theta),
-            "rhat": finite(rhat(kept).max()) if enough else None,
-            "ess": finite(ess(kept).min()) if enough else None,
+            "rhat": agreement,
+            # Chains that never moved have no effective draws, although their autocorrelation suggests some.
+            "ess": finite(ess(kept).min()) if agreement is not None else None,
         }
     )
 

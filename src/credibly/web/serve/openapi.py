@@ -135,9 +135,12 @@ def _predict(run: ServedRun, key: str, max_rows: int) -> dict[str, Any]:
         },
         "required": ["run", "version", "predictions"],
     }
-    skipped = ("at",) if known.task != "survival" else ()
+    # What a request to this run could not use.
+    skipped = {"allow_empty" if known.classes is None else "tolerance"}
+    if known.task != "survival":
+        skipped.add("at")
     return {
-        "summary": f"Predict {known.target} of rows.",
+        "summary": f"Predict {known.target} for each row.",
         "parameters": [
             {"name": name, "in": "query", "description": about, "schema": TYPES[name]}
             for name, about in NAMES.items()
@@ -165,7 +168,7 @@ def _predict(run: ServedRun, key: str, max_rows: int) -> dict[str, Any]:
 
 
 def _picture(run: ServedRun, key: str) -> dict[str, Any]:
-    found = _plain(f"Predict {run.model.preparation.target} of one row, with the values that a picture needs.")
+    found = _plain(f"Predict {run.model.preparation.target} for one row, with the values that a picture needs.")
     row = {"$ref": f"#/components/schemas/{key}Row"}
     found["requestBody"] = {
         "required": True,

@@ -77,7 +77,14 @@ def _check(found: Parameters, query: Mapping[str, str], model: TableModel) -> No
     if known.classes is not None and "level" in query and not promised:
         raise InputError("level", "is for prediction sets, which this response has none of", "Leave it out")
     if promised and model.calibration is not None:
-        check_promise("level", max(found.levels), model.calibration.rows)
+        try:
+            check_promise("level", max(found.levels), model.calibration.rows)
+        except InputError as error:
+            if known.classes is not None:
+                raise
+            # Unlike the command line, a request can do without the guarantee.
+            advice = "Pass a lower level, or guarantee=false for intervals of the posterior"
+            raise InputError(error.argument, error.found, advice) from None
     if found.allow_empty and (known.classes is None or not promised):
         raise InputError("allow_empty", "is for prediction sets, which this response has none of", "Leave it out")
     if found.times and known.task != "survival":

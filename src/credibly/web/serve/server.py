@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
@@ -37,6 +38,7 @@ def loopback_hosts(host: str) -> tuple[str, ...]:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raise if the address cannot be used."""
+    found = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio turns Nagle's algorithm off only for sockets with TCP's protocol number. With it, a response on an
@@ -46,8 +48,12 @@ def listen(host: str, port: int) -> socket.socket:
         found.bind(address)
         found.listen(1024)
     except OSError as error:
-        advice = "Pass another --port; 0 picks a free one" if getattr(error, "errno", None) == 98 else ""
-        raise InputError("--host", f"cannot listen on {host}:{port} ({error.strerror})", advice) from None
+        if found is not None:
+            found.close()
+        problem = f"cannot listen on {host}:{port} ({error.strerror})"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise InputError("--port", problem, "Pass another --port; 0 picks a free one") from None
+        raise InputError("--host", problem) from None
     return found
 
 

@@ -1,6 +1,6 @@
 // The OpenAPI document of the server as a page.
 
-import { make, request } from "./shared.js";
+import { make, prose, request } from "./shared.js";
 
 const document_ = await request("openapi.json");
 const schemas = document_.components.schemas;
@@ -11,7 +11,8 @@ function resolve(schema) {
 
 function table(head, rows) {
   const first = make("tr", {}, ...head.map((text) => make("th", {}, text)));
-  const others = rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))));
+  const kind = (i) => (head[i] === "meaning" ? { class: "wide" } : {});
+  const others = rows.map((row) => make("tr", {}, ...row.map((cell, i) => make("td", kind(i), ...[cell].flat()))));
   return make("div", { class: "scroll" }, make("table", {}, first, ...others));
 }
 
@@ -25,7 +26,7 @@ function types(schema) {
 
 function columns(schema) {
   const rows = Object.entries(resolve(schema).properties).map(([name, one]) => [
-    code(name), types(one), one.description ?? "", one.examples ? code(JSON.stringify(one.examples[0])) : "",
+    code(name), types(one), prose(one.description ?? ""), one.examples ? code(JSON.stringify(one.examples[0])) : "",
   ]);
   return table(["column", "type", "meaning", "example"], rows);
 }
@@ -33,7 +34,7 @@ function columns(schema) {
 function section(path, method, one) {
   const found = make("section", {}, make("h2", {}, code(`${method.toUpperCase()} ${path}`)), make("p", {}, one.summary));
   if (one.parameters) {
-    const rows = one.parameters.map((p) => [code(p.name), types(p.schema), String(p.schema.default ?? ""), p.description]);
+    const rows = one.parameters.map((p) => [code(p.name), types(p.schema), String(p.schema.default ?? ""), prose(p.description)]);
     found.append(make("h3", {}, "Parameters"), table(["name", "type", "default", "meaning"], rows));
   }
   const body = one.requestBody?.content["application/json"];
@@ -55,7 +56,7 @@ function section(path, method, one) {
   return found;
 }
 
-document.getElementById("about").textContent = document_.info.description;
+document.getElementById("about").replaceChildren(...prose(document_.info.description));
 const seen = new Set();
 for (const [path, methods] of Object.entries(document_.paths)) {
   for (const [method, one] of Object.entries(methods)) {

@@ -5,6 +5,7 @@ import { make, request, short } from "./shared.js";
 
 const at = (id) => document.getElementById(id);
 const DELAY = 250;
+const CAPITALS = ["rmse", "mae", "crps", "ece", "hmc", "sghmc", "sgld", "nuts", "map", "mle", "swag", "mclmc", "mile"];
 let run = null;
 let turn = 0;
 
@@ -21,8 +22,9 @@ async function start() {
 async function show(name) {
   run = await request(`runs/${encodeURIComponent(name)}/columns`);
   document.title = at("title").textContent = `Predict ${run.target}`;
-  const skill = Object.entries(run.metrics).slice(0, 3).map(([key, value]) => `${key.replaceAll("_", " ")} ${short(value)}`);
-  at("about").textContent = `${run.method}, ${run.rows} training rows; ${run.metrics_on}: ${skill.join(", ")}`;
+  const title = (key) => (CAPITALS.includes(key) ? key.toUpperCase() : key.replaceAll("_", " "));
+  const skill = Object.entries(run.metrics).slice(0, 3).map(([key, value]) => `${title(key)} ${short(value)}`);
+  at("about").textContent = `Method: ${title(run.method)}, ${short(run.rows)} training rows. Metrics, ${run.metrics_on}: ${skill.join(", ")}.`;
   at("fields").replaceChildren(...run.columns.map(field));
   at("level").closest("label").hidden = run.classes !== null && run.calibration_rows === null;
   typical();
@@ -80,12 +82,16 @@ async function predict() {
 
 function showProblem(error) {
   at("problem").hidden = false;
-  at("problem").textContent = error.advice ? `${error.message}. ${error.advice}.` : error.message;
+  // The advice for a cell is about JSON and parameters, which a form has none of; its only row needs no number.
+  const cell = run?.columns.some((column) => column.name === error.argument);
+  const advice = cell ? "Leave the field empty if the value is missing" : error.advice;
+  const message = error.message.replace(/^rows\[0\]: /, "");
+  at("problem").textContent = advice ? `${message}. ${advice}.` : message;
   run.columns.forEach((column, number) => {
     at(`field-${number}`).parentElement.classList.toggle("wrong", column.name === error.argument);
   });
   for (const id of ["headline", "pictures", "numbers", "ood", "notes", "inputs"]) at(id).replaceChildren();
-  at("inputs-title").hidden = true;
+  at("inputs-title").hidden = at("inputs-key").hidden = true;
 }
 
 function showPrediction(found) {
@@ -99,20 +105,26 @@ function showPrediction(found) {
   at("numbers").replaceChildren(...numbers.map(([key, value]) =>
     make("div", {}, make("dt", {}, key), make("dd", { "data-name": key, "data-value": value }, short(value)))));
   at("ood").textContent = one.ood === null ? "" :
-    `The model is more confident on ${(100 * one.ood).toFixed(0)} % of the reference rows (ood ${short(one.ood)}).`;
+    `Model uncertainty is higher than on ${percentBelow(one.ood)} % of rows like the training rows (ood ${short(one.ood)})` +
+    (one.ood > 0.99 ? ": out of distribution, so do not rely on this prediction." : ".");
   at("notes").replaceChildren(...one.notes.split("; ").filter(Boolean).map((note) => make("li", {}, note)));
-  at("inputs-title").hidden = false;
+  at("inputs-title").hidden = at("inputs-key").hidden = false;
   at("inputs").replaceChildren(...found.inputs.map((input, number) => inputRow(input, run.columns[number])));
 }
 
+// Rounded down: 100 % is said of 1 alone.
+function percentBelow(ood) {
+  return Math.floor(100 * ood + 1e-9);
+}
+
 function headline(found, one) {
-  if (found.classes) return `${one.prediction}, probability ${short(one[`p_${one.prediction}`])}`;
+  if (found.classes) return `${run.target}: ${one.prediction}, probability ${short(one[`p_${one.prediction}`])}`;
   const percent = Number((100 * found.levels[0]).toPrecision(10));
   return found.curves.map((curve) => {
     const end = found.curves.length > 1 ? `_${curve.target}` : "";
     const middle = found.task === "survival" ? `median ${short(one[`median${end}`])}` : short(one[`mean${end}`]);
     const [low, high] = [one[`lower_${percent}${end}`], one[`upper_${percent}${end}`]];
-    return `${end ? `${curve.target}: ` : ""}${middle}, ${percent} % between ${short(low)} and ${short(high)}`;
+    return `${curve.target}: ${middle}, ${percent} % between ${short(low)} and ${short(high)}`;
   }).join("; ");
 }
 

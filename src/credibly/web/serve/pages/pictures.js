@@ -106,21 +106,24 @@ export function classBars(found, one) {
   return [picture, key(["in", text])];
 }
 
+// A strip's bar, with room on both sides for the dot of a value beyond all training rows.
+const [START, LONG] = [14, 272];
+
 /** A value among the quantiles of the training rows: 1 to 99 %, 25 to 75 %, and where it lies. */
 export function inputStrip(input, column) {
   const picture = draw("svg", { viewBox: "0 0 300 18", role: "img", "aria-label": input.why || "usual" });
   const kind = input.unusual ? "dot unusual" : "dot";
   if (column.kind === "categorical") {
-    const wide = 300 * (input.fraction ?? 0);
-    picture.append(draw("rect", { class: "track", x: 0, y: 6, width: 300, height: 6 }));
-    picture.append(draw("rect", { class: "box", x: 0, y: 6, width: Math.max(2, wide), height: 6 }));
+    const wide = LONG * (input.fraction ?? 0);
+    picture.append(draw("rect", { class: "track", x: START, y: 6, width: LONG, height: 6 }));
+    picture.append(draw("rect", { class: "box", x: START, y: 6, width: Math.max(2, wide), height: 6 }));
     return picture;
   }
   if (input.position === null) return picture;
   // Positions are ranks, so that every strip has the same scale whatever the units.
-  const x = (rank) => 10 + 280 * rank;
-  picture.append(draw("rect", { class: "track", x: x(0), y: 6, width: 280, height: 6 }));
-  picture.append(draw("rect", { class: "box", x: x(0.25), y: 6, width: 140, height: 6 }));
+  const x = (rank) => START + LONG * rank;
+  picture.append(draw("rect", { class: "track", x: x(0), y: 6, width: LONG, height: 6 }));
+  picture.append(draw("rect", { class: "box", x: x(0.25), y: 6, width: LONG / 2, height: 6 }));
   const outside = input.unusual && (input.position <= 0 || input.position >= 1) ? (input.position <= 0 ? -6 : 6) : 0;
   picture.append(draw("circle", { class: kind, cx: x(input.position) + outside, cy: 9, r: 5 }));
   return picture;

@@ -30,6 +30,11 @@ export async function request(path, options = {}) {
   }
 }
 
+/** Text in which `words` in backticks are code. */
+export function prose(text) {
+  return text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+}
+
 /** Make an element with attributes and children; text is never read as HTML. */
 export function make(tag, attributes = {}, ...children) {
   const found = document.createElement(tag);
@@ -46,9 +51,10 @@ export function draw(tag, attributes = {}, ...children) {
   return found;
 }
 
-/** A number with four significant digits, and more only where it is a large integer. */
+/** A number with four significant digits, or all digits before the point. Years have no separator: only 10,000 and more. */
 export function short(value) {
   if (typeof value !== "number") return value === null || value === undefined ? "–" : String(value);
-  if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-4)) return value.toExponential(3);
-  return value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 6 : 4 });
+  if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-4)) return value.toExponential(3).replaceAll("-", "−");
+  const digits = Math.abs(value) >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 };
+  return value.toLocaleString("en", { ...digits, useGrouping: "min2" }).replace("-", "−");
 }

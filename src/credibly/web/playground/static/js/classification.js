@@ -58,6 +58,7 @@ export class Classification extends FitScene {
     if (band && this.state.points.length) {
       const { x, y } = panel.grid;
       const map = MAPS.includes(this.state.map) ? this.state.map : "probability";
+      document.body.dataset.map = map;
       const [paper, first, second, model, noise] = colours("paper", "first", "second", "epistemic", "aleatoric");
       const values = map === "probability" ? band.mean : band[map];
       const colour =

@@ -18,7 +18,7 @@ const MODEL = [
   slider("depth", "Hidden layers", M.depth),
   choice("activation", "Activation", M.activation),
   slider("rate", "Dropout rate", M.rate, { method: "dropout" }),
-  slider("chains", "Chains of HMC", M.chains),
+  slider("chains", "Chains of HMC", M.chains, { hint: "SGHMC runs twice as many." }),
 ];
 
 const HMC = [
@@ -81,6 +81,7 @@ export class Controls {
       const press = () => {
         own.preset = name;
         own.points = one.points();
+        if (one.probe) own.probe = [...one.probe];
         if (scene === "regression") state.model.predicted = Boolean(one.predicted);
         else own.far = one.far ?? 1;
         this.app.scene.changed();
@@ -99,7 +100,11 @@ export class Controls {
       this.app.scene.edited();
     };
     const file = html("input", { type: "file", accept: ".csv,.tsv,.txt,text/csv", hidden: true });
-    file.addEventListener("change", () => this.app.readFile(file.files[0]));
+    file.addEventListener("change", () => {
+      this.app.readFile(file.files[0]);
+      // Otherwise the same file, corrected, could not be chosen again.
+      file.value = "";
+    });
     const tools = html("div", { class: "presets" }, eraser, html("button", { type: "button", onclick: clear }, "Clear"),
       html("button", { type: "button", onclick: () => file.click() }, "Open CSV"), file);
     const nodes = [buttons, this.say, tools];
@@ -129,7 +134,7 @@ export class Controls {
     return [
       this.field(choice("label", "Add points of class", { options: { 0: "circle", 1: "square" } }), this.app.scene, labels),
       this.field(choice("map", "Show", C.map), own, redraw),
-      this.field(slider("far", "How far away?", C.far, { hint: "Zoom out: what does it predict far from all data?" }), own, zoom),
+      this.field(slider("far", "Zoom out", C.far, { unit: "×", hint: "What does a model predict far from all data?" }), own, zoom),
     ];
   }
 
@@ -156,7 +161,8 @@ export class Controls {
   }
 
   slider(field, one, target, set, id) {
-    const { low, high } = one;
+    const { low, high, unit = "" } = one;
+    const said = (value) => show(value) + unit;
     const to = one.log ? (v) => (100 * Math.log(v / low)) / Math.log(high / low) : (v) => v;
     const from = one.log ? (p) => Number((low * (high / low) ** (p / 100)).toPrecision(2)) : Number;
     const limits = one.log ? { min: "0", max: "100", step: "1" } : { min: String(low), max: String(high), step: String(one.step) };
@@ -164,13 +170,13 @@ export class Controls {
     const output = html("output", { for: id });
     field.input.addEventListener("input", () => {
       const value = from(field.input.value);
-      output.textContent = show(value);
+      output.textContent = said(value);
       if (value !== target[one.key]) set(one.key, value);
     });
     field.sync = () => {
       field.input.value = to(target[one.key]);
-      output.textContent = show(target[one.key]);
-      field.input.setAttribute("aria-valuetext", show(target[one.key]));
+      output.textContent = said(target[one.key]);
+      field.input.setAttribute("aria-valuetext", said(target[one.key]));
     };
     field.sync();
     return html("label", { class: "field", title: one.hint ?? "" }, html("span", {}, one.label), output, field.input);

@@ -98,10 +98,12 @@ export class FitScene {
   }
 
   refit() {
+    if (!this.state.points.length) for (const panel of this.panels) panel.empty();
     for (const panel of this.panels) this.draw(panel);
-    this.app.hint(this.state.points.length ? "" : "Click into a panel to add the first point.");
+    this.app.hint(this.state.points.length ? "" : "There are no points. Add the first one by clicking into a plot.");
     if (!this.state.points.length) {
       this.app.send({ type: "cancel" });
+      this.asked = null;
       return;
     }
     if (this.drafting()) {
@@ -281,6 +283,7 @@ export class FitScene {
 
   // -- results -------------------------------------------------------------------------------------------------------
   showCode(index) {
+    if (!this.state.points.length) return;
     const request = this.asked ?? this.request();
     this.app.showCode(panelCode(request, index, this.state.probe));
   }

@@ -7,6 +7,16 @@ import { html, levels, make, Plot, show } from "./plot.js";
 import { save } from "./save.js";
 
 const TRAJECTORIES = 60;
+// What each density shows, and a step size and trajectory length that suit it.
+const DENSITIES = {
+  banana: { step: 0.25, length: 1.6, say: "A curved ridge: no single step size suits its middle and its arms." },
+  funnel: { step: 0.25, length: 1.6, say: "Neal's funnel: v is the log variance of u. Steps that suit the mouth are too large for the neck." },
+  modes: { step: 0.25, length: 1.6, say: "Two Gaussians: a trajectory crosses the valley only with enough kinetic energy." },
+  network: {
+    step: 0.02, length: 0.6,
+    say: "The posterior of the network in the regression scene, on the plane through three of its MAP fits; u and v are distances in weight space.",
+  },
+};
 // Leapfrog steps of a trajectory, as the engines count them.
 const leaps = (length, step) => Math.ceil(length / step - 1e-9);
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
@@ -17,12 +27,16 @@ export class InsideHMC {
     this.name = "hmc";
     this.main = html("div", { class: "holder" });
     this.side = html("div", { class: "holder" });
-    this.numbers = html("dl", { class: "numbers wide" });
+    this.numbers = html("div", { class: "numbers wide" });
+    this.say = html("p", { class: "say" });
+    const key = (name, text, sign = "") => html("span", {}, html("span", { class: `key ${name}` }, sign), text);
     const button = (label, title, onclick) => html("button", { type: "button", class: "quiet", title, onclick }, label);
     this.node = html(
       "div",
       { class: "inside" },
-      html("section", { class: "panel large" }, this.main, html("footer", {},
+      html("section", { class: "panel large" }, this.say, this.main, html("p", { class: "legend" },
+        html("span", {}, html("span", { class: "scale posterior" }), "density"), key("leapfrog", "leapfrog steps"), key("drawn", "accepted: a draw"),
+        key("rejected", "rejected proposal", "×"), key("diverged", "divergent trajectory")), html("footer", {},
         button("Code", "Show the lines of credibly for this density", () => this.showCode()),
         button("SVG", "Save this picture as SVG", () => save(this.plot.svg, "credibly-hmc", "svg")),
         button("PNG", "Save this picture as PNG", () => save(this.plot.svg, "credibly-hmc", "png")),
@@ -30,7 +44,7 @@ export class InsideHMC {
       html("section", { class: "panel" }, html("h2", {}, "Energy error along the trajectory"), this.side, this.numbers,
         html("p", { class: "say" },
           "Leapfrog keeps the energy almost constant. The error decides whether the end of a trajectory is accepted. " +
-          "A large step makes the error grow until trajectories diverge; a short trajectory is a random walk.")),
+          "Large steps make the error grow until trajectories diverge; short trajectories make a random walk.")),
     );
   }
 
@@ -76,6 +90,12 @@ export class InsideHMC {
   refit() {
     cancelAnimationFrame(this.frame);
     this.asked = this.request();
+    this.say.textContent = DENSITIES[this.state.density].say;
+    if (this.asked.data?.x.length === 0) {
+      this.app.hint("The regression scene has no points, so its network has no posterior. Add points there, or choose another density.");
+      this.app.send({ type: "cancel" });
+      return;
+    }
     if (!this.app.send(this.asked)) return;
     this.app.hint("");
     Object.assign(this, { surface: null, queue: [], ended: [], finished: null, current: null, shown: 0 });
@@ -182,19 +202,21 @@ export class InsideHMC {
       ["trajectories", `${ended.length} of ${TRAJECTORIES * this.state.chains}`, "count"],
       ["leapfrog steps each", `${leaps(this.length, step)}${cut}`, "steps"],
       ["energy error, last", show(last?.energy_error.at(-1)), "error"],
-      ["acceptance so far", show(mean), "acceptance"],
-      ["divergences so far", String(ended.filter((one) => one.divergent).length), "divergences"],
+      ["acceptance", show(mean), "acceptance"],
+      ["divergences", String(ended.filter((one) => one.divergent).length), "divergences"],
     ];
-    if (finished) {
-      rows.push(["acceptance of all", show(finished.acceptance), "all-acceptance"]);
-      rows.push(["divergences of all", show(finished.divergences), "all-divergences"]);
-      rows.push(["effective draws", show(finished.ess), "ess"]);
-      rows.push(["gradients per effective draw", show(finished.gradients / finished.ess), "cost"]);
-      rows.push(["R̂", show(finished.rhat), "rhat"]);
-    }
-    this.numbers.replaceChildren(
-      ...rows.map(([name, value, key]) => html("div", {}, html("dt", {}, name), html("dd", { "data-value": key }, value))),
-    );
+    const all = finished && [
+      ["acceptance", show(finished.acceptance), "all-acceptance"],
+      ["divergences", show(finished.divergences), "all-divergences"],
+      ["effective draws", show(finished.ess), "ess"],
+      ["gradients per effective draw", show(finished.ess === null ? null : finished.gradients / finished.ess), "cost"],
+      ["R̂", show(finished.rhat), "rhat"],
+    ];
+    const list = (entries) => html("dl", { class: "numbers wide" },
+      ...entries.map(([name, value, key]) => html("div", {}, html("dt", {}, name), html("dd", { "data-value": key }, value))));
+    const nodes = [html("h3", {}, "Shown so far"), list(rows)];
+    if (all) nodes.push(html("h3", {}, `All ${TRAJECTORIES * this.asked.chains} trajectories`), list(all));
+    this.numbers.replaceChildren(...nodes);
   }
 
   showCode() {
@@ -226,6 +248,11 @@ export class InsideHMC {
 
   set(key, value) {
     this.state[key] = typeof value === "number" ? round(value) : value;
+    if (key === "density") {
+      const { step, length } = DENSITIES[value];
+      Object.assign(this.state, { step, length });
+      this.app.controls.sync();
+    }
     this.changed();
   }
 }

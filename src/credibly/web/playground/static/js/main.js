@@ -137,7 +137,10 @@ class App {
 
   async readFile(file) {
     const { scene } = this.state;
-    if (scene !== "regression" && scene !== "classification") return;
+    if (scene !== "regression" && scene !== "classification") {
+      this.hint("Files are read in Regression and Classification: open one of them and drop the file there.");
+      return;
+    }
     try {
       const { points, say } = await readPoints(file, scene, Math.min(200, this.limit));
       this.said = say;
@@ -162,8 +165,10 @@ class App {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Press Ctrl-C";
-      getSelection().selectAllChildren(find("lines"));
+      // Without permission, as on pages that are served without TLS.
+      const code = find("code").contains(button);
+      button.textContent = code ? "Press Ctrl-C" : "Copy it from the address bar";
+      if (code) getSelection().selectAllChildren(find("lines"));
     }
     setTimeout(() => (button.textContent = button.dataset.label), 1200);
   }

@@ -4,12 +4,12 @@ export const METHODS = {
   mle: {
     label: "MLE",
     class: "MLE",
-    say: "One network, the most likely one. It models noise, but not its own uncertainty.",
+    say: "The weights with the highest likelihood: noise, but no model uncertainty.",
   },
   map: {
     label: "MAP",
     class: "MAP",
-    say: "One network, with a prior. Still a single line, as confident in a gap as on the data.",
+    say: "The weights with the highest posterior density: a single function, as confident in a gap as on the data.",
   },
   ensemble: {
     label: "Deep ensemble",

@@ -5,6 +5,8 @@ import { html, make, Plot, show } from "./plot.js";
 
 // R-hat up to which chains count as agreeing.
 const AGREE = 1.03;
+// Verdicts of converged chains.
+const SETTLED = ["Good", "Usable", "Chains agree"];
 
 export class Panel {
   constructor(scene, index, method, known) {
@@ -20,6 +22,7 @@ export class Panel {
     this.select.addEventListener("change", () => scene.choose(index, this.select.value));
     this.status = html("span", { class: "status", role: "status" });
     this.rhat = make("svg", { class: "spark", width: 64, height: 18, viewBox: "0 0 64 18", "aria-hidden": "true" });
+    const progress = html("span", { class: "progress", title: `Over the draws, R̂ falls towards 1; dashed: ${AGREE}` }, this.status, this.rhat);
     this.say = html("p", { class: "say" });
     this.verdict = html("summary", {});
     this.noteText = html("p", {});
@@ -30,7 +33,7 @@ export class Panel {
     this.node = html(
       "section",
       { class: "panel", "data-panel": String(index) },
-      html("header", {}, this.select, this.status, this.rhat),
+      html("header", {}, this.select, progress),
       this.say,
       this.holder,
       this.numbers,
@@ -65,11 +68,22 @@ export class Panel {
     this.band = band;
     this.node.dataset.stage = band.stage;
     this.node.dataset.request = band.id;
-    this.notify(`Verdict on the chains: ${(band.diagnosis ?? "").split(":")[0].toLowerCase()}`, band.diagnosis);
+    this.notify(`Convergence: ${(band.diagnosis ?? "").split(":")[0].toLowerCase()}`, band.diagnosis);
     if (band.rhat !== null && band.stage !== "draft") this.history.push(band.rhat);
     this.describe();
     this.spark();
     this.scene.draw(this);
+  }
+
+  // Without points there is nothing to show.
+  empty() {
+    Object.assign(this, { band: null, found: null, history: [] });
+    this.node.dataset.stage = "empty";
+    this.status.textContent = "";
+    this.status.classList.remove("settled");
+    this.numbers.replaceChildren();
+    this.notify("", "");
+    this.spark();
   }
 
   fail(message) {
@@ -86,7 +100,7 @@ export class Panel {
   }
 
   describe() {
-    const { stage, done, total, rhat, seconds } = this.band;
+    const { stage, done, total, rhat, seconds, diagnosis } = this.band;
     const chains = CHAINED.includes(this.method);
     const parts = [];
     if (stage === "draft") parts.push("draft");
@@ -94,7 +108,9 @@ export class Panel {
     if (stage === "final") parts.push(`done in ${show(seconds, 2)} s`);
     if (chains && rhat !== null && stage !== "draft") parts.push(`R̂ ${show(rhat)}`);
     this.status.textContent = parts.join(" · ");
-    this.status.classList.toggle("settled", stage === "final" && (!chains || rhat < AGREE));
+    // The engine's verdict counts: chains may agree and still have too few effective draws.
+    const agree = SETTLED.some((word) => diagnosis?.startsWith(word));
+    this.status.classList.toggle("settled", stage === "final" && (!chains || agree));
   }
 
   // R-hat over the draws so far, on a logarithmic axis from 1 to 3.

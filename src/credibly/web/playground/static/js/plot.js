@@ -27,19 +27,21 @@ export function linear(low, high, from, to) {
   return scale;
 }
 
-export function ticks(low, high, count) {
-  const rough = (high - low) / count;
+export function ticks(low, high, count, least = 0) {
+  const rough = Math.max(least, (high - low) / count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  // Neighbouring steps differ at most by a factor of 2, so that no axis ends up with a single tick.
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9));
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
   return found;
 }
 
-// A number for display: three significant digits, no exponent where it can be avoided.
+// A number for display: three significant digits, no exponent where it can be avoided, and rounding errors as 0.
 export function show(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(1).replace("-", "−");
+  if (Math.abs(value) < 1e-9) return "0";
+  if (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) return value.toExponential(1).replaceAll("-", "−");
   return String(Number(value.toPrecision(digits))).replace("-", "−");
 }
 
@@ -53,7 +55,7 @@ export class Plot {
     this.least = least;
     this.names = axes;
     this.window = [-1, 1, -1, 1];
-    this.margin = { left: 36, right: 10, top: 10, bottom: 24 };
+    this.margin = { left: 36, right: 10, top: 10, bottom: axes[0] ? 40 : 24 };
     this.svg = make("svg", { class: "plot", role: focusable ? "application" : "img", "aria-label": label });
     if (focusable) this.svg.setAttribute("tabindex", "0");
     holder.append(this.svg);
@@ -99,18 +101,18 @@ export class Plot {
       for (const [key, value] of Object.entries(box)) rect.setAttribute(key, Math.max(0, value));
     }
     this.axes.replaceChildren();
-    for (const value of ticks(x0, x1, box.width / 70)) {
+    for (const value of ticks(x0, x1, Math.max(4, box.width / 70), this.names[0] === "step" ? 1 : 0)) {
       const at = this.x(value);
       make("line", { class: "grid", x1: at, x2: at, y1: top, y2: top + box.height }, this.axes);
-      make("text", { x: at, y: this.height - 8, "text-anchor": "middle" }, this.axes).textContent = show(value);
+      make("text", { x: at, y: top + box.height + 16, "text-anchor": "middle" }, this.axes).textContent = show(value);
     }
-    for (const value of ticks(y0, y1, box.height / 45)) {
+    for (const value of ticks(y0, y1, Math.max(4, box.height / 45))) {
       const at = this.y(value);
       make("line", { class: "grid", x1: left, x2: left + box.width, y1: at, y2: at }, this.axes);
       make("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, this.axes).textContent = show(value);
     }
     const name = (text, at) => (make("text", { class: "axis-label", ...at }, this.axes).textContent = text);
-    name(this.names[0], { x: left + box.width - 6, y: top + box.height - 6, "text-anchor": "end" });
+    name(this.names[0], { x: left + box.width / 2, y: this.height - 6, "text-anchor": "middle" });
     name(this.names[1], { x: left + 6, y: top + 13 });
     this.onredraw();
   }

@@ -41,11 +41,13 @@ export const PRESETS = {
     gap: {
       label: "Gap",
       say: "No data between −0.7 and 0.7: which methods are less confident there?",
+      probe: [0],
       points: () => along(24, 1, (u, i) => (i % 2 ? 1 : -1) * (0.7 + 1.3 * u), () => 0.1),
     },
     far: {
-      label: "Far-away star",
-      say: "Move the pointer to the right: the further from the data, the less confident a model should be.",
+      label: "Far from the data",
+      say: "The dotted line is far from all data. The further away, the less confident a model should be.",
+      probe: [3.5],
       points: () => along(20, 2, (u) => -2 + 2.4 * u, () => 0.1),
     },
     noise: {
@@ -56,17 +58,19 @@ export const PRESETS = {
     },
     clusters: {
       label: "Three clusters",
-      say: "The clusters of the HMC paper: between them, one line is not enough.",
+      say: "The clusters of the HMC paper: between them, a single function is not enough.",
+      probe: [0.65],
       points: () => along(30, 4, (u, i) => [-1.8, -0.2, 1.5][i % 3] + 0.35 * (u - 0.5), () => 0.08),
     },
-    n2: { label: "Sharpening: N = 2", say: "With two points nearly every function is possible.", points: sharpening(2) },
-    n10: { label: "N = 10", say: "Ten points: the functions begin to agree.", points: sharpening(10) },
-    n100: { label: "N = 100", say: "A hundred points: epistemic uncertainty is almost gone, noise stays.", points: sharpening(100) },
+    n2: { label: "2 points", say: "With two points, many functions are possible.", points: sharpening(2) },
+    n10: { label: "10 points", say: "With ten points, the functions begin to agree.", points: sharpening(10) },
+    n100: { label: "100 points", say: "With a hundred points, epistemic uncertainty is almost gone; the noise remains.", points: sharpening(100) },
   },
   classification: {
     star: {
       label: "Far-away star",
-      say: "Twenty points and a star far above them. A point estimate is certain of its class; Bayes is not.",
+      say: "Twenty points and a star far above them. A point estimate is almost certain of its class; an average over the posterior is not.",
+      probe: [4, 9],
       points: () => clusters(20, 6, [[-1.5, 0], [1.5, 0]], 0.8),
       far: 3,
     },

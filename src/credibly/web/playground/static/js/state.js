@@ -19,7 +19,7 @@ export function defaults() {
       preset: "star",
       points: preset("star"),
       panels: ["map", "hmc"],
-      probe: [2, 9],
+      probe: [4, 9],
       map: "probability",
       far: 3,
     },

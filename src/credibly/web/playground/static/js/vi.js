@@ -20,17 +20,23 @@ export class InsideVI {
       { class: "inside" },
       html("section", { class: "panel large" }, this.main,
         html("p", { class: "legend" },
+          html("span", {}, html("span", { class: "scale posterior" }), "p, the posterior of the weights a and b"),
           html("span", {}, html("span", { class: "key q" }), "q by Bayes by Backprop: minimises KL(q‖p)"),
-          html("span", {}, html("span", { class: "key moments" }), "Gaussian with the moments of p: minimises KL(p‖q)"),
-          html("span", {}, "Click to choose where q starts.")),
+          html("span", {}, html("span", { class: "key moments" }), "m, the Gaussian with the moments of p: minimises KL(p‖m)"),
+          html("span", {}, "Ellipses at 1 and 2 standard deviations. Click to choose where q starts.")),
         html("footer", {},
           button("Code", "Show the lines of credibly that reproduce q", () => this.showCode()),
           button("SVG", "Save this picture as SVG", () => save(this.plot.svg, "credibly-vi", "svg")),
           button("PNG", "Save this picture as PNG", () => save(this.plot.svg, "credibly-vi", "png")))),
-      html("section", { class: "panel" }, html("h2", {}, "Free energy, in nats"), this.side, this.numbers,
+      html("section", { class: "panel" }, html("h2", {}, "Free energy, in nats"), this.side,
+        html("p", { class: "legend" },
+          html("span", {}, html("span", { class: "key q" }), "of q"),
+          html("span", {}, html("span", { class: "key noisy" }), "estimate in training"),
+          html("span", {}, html("span", { class: "key dashed" }), "−log evidence, its minimum")),
+        this.numbers,
         html("p", { class: "say" },
           "The network f(x) = b tanh(a x) is the same for (a, b) and (−a, −b), so its posterior has two equal modes. " +
-          "q settles in one of them: KL(q‖p) penalises mass where p has none. The moments of p cover both, and the valley between.")),
+          "q settles in one of them: KL(q‖p) penalises mass where p has none. KL(p‖m) penalises a lack of mass where p has some: m covers both modes, and the valley between.")),
     );
   }
 
@@ -164,13 +170,13 @@ export class InsideVI {
     const rows = [
       ["step", `${q.step} of ${q.steps}`, "step"],
       ["free energy of q", show(q.free_energy), "free-energy"],
-      ["−log evidence, its floor", show(-this.surface.log_evidence), "floor"],
+      ["−log evidence, its minimum", show(-this.surface.log_evidence), "floor"],
       ["KL(q‖p)", show(q.kl_to_posterior), "kl-to"],
       ["KL(p‖q)", show(q.kl_from_posterior), "kl-from"],
     ];
     if (this.finished) {
-      rows.push(["moments of p: KL(q‖p)", show(this.finished.moments.kl_to_posterior), "moments-to"]);
-      rows.push(["moments of p: KL(p‖q)", show(this.finished.moments.kl_from_posterior), "moments-from"]);
+      rows.push(["KL(m‖p)", show(this.finished.moments.kl_to_posterior), "moments-to"]);
+      rows.push(["KL(p‖m)", show(this.finished.moments.kl_from_posterior), "moments-from"]);
     }
     this.numbers.replaceChildren(
       ...rows.map(([name, value, key]) => html("div", {}, html("dt", {}, name), html("dd", { "data-value": key }, value))),

@@ -219,10 +219,14 @@ export class FitRun {
   }
 }
 
-// What the numbers of the chains mean, in words.
+// What the numbers of the chains mean: a verdict before the colon, as the library's, then its reason. It is weaker than
+// the library's "Good", which also counts effective draws.
 function verdict(rhat, chains, divergences) {
   const diverged = divergences ? `, and ${divergences} trajectories diverged` : "";
-  if (rhat === null) return `There are too few draws for R-hat${diverged}.`;
-  const agree = rhat <= 1.05 ? "agree" : rhat <= 1.1 ? "nearly agree" : "do not agree yet: raise warm-up and draws";
-  return `R-hat ${rhat.toFixed(3)}: the functions of ${chains} chains ${agree}${diverged}.`;
+  if (rhat === null) return `Not yet: there are too few draws for R-hat${diverged}.`;
+  const who = `the functions of the ${chains} chains`;
+  const value = `(R-hat ${rhat.toFixed(3)})`;
+  if (rhat > 1.1) return `Not mixed: ${who} disagree ${value}${diverged}. Run more chains, or another seed.`;
+  if (rhat > 1.05) return `Not yet: ${who} nearly agree ${value}${diverged}.`;
+  return `Chains agree: ${who} agree ${value}${diverged}. Effective draws are not counted in this page.`;
 }

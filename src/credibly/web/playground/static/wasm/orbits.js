@@ -54,7 +54,9 @@ export class OrbitRun {
     }
     const { meanAcceptance, divergences, gradients } = orbit.report;
     const { rhat, ess } = orbit.convergence;
-    this.post({ type: "finished", acceptance: meanAcceptance, divergences, gradients, rhat: finite(rhat), ess: finite(ess) });
+    // Chains that never moved have no effective draws, although their autocorrelation suggests some.
+    const moved = Number.isFinite(rhat);
+    this.post({ type: "finished", acceptance: meanAcceptance, divergences, gradients, rhat: finite(rhat), ess: moved ? finite(ess) : null });
   }
 
   namedPlane() {

@@ -93,8 +93,8 @@ function model(given) {
     hidden: list("hidden", given?.hidden, 1, 3).map((units) => integer("hidden", units, 1, 64)),
     activation: choice("activation", given.activation ?? "tanh", ACTIVATIONS),
     priorScale: number("prior_scale", given.prior_scale, 0.05, 20),
-    likelihoodTemperature: number("likelihood_temperature", given.likelihood_temperature ?? 1, 1e-3, 1e3),
-    priorTemperature: number("prior_temperature", given.prior_temperature ?? 1, 1e-3, 1e3),
+    likelihoodTemperature: number("likelihood_temperature", given.likelihood_temperature ?? 1, 1e-4, 1e4),
+    priorTemperature: number("prior_temperature", given.prior_temperature ?? 1, 1e-4, 1e4),
     noise: given.noise === "predicted" ? given.noise : number("noise", given.noise ?? 0.1, 0.01, 10),
   };
 }
