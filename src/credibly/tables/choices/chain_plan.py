@@ -39,11 +39,12 @@ WHOLE: dict[str, Any] = {
     "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
     "mass": "diagonal", "collapse": False,
 }  # fmt: skip
-TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1, "until": None, "budget": None}
+TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 100, "thin": 1, "until": None, "budget": None}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
-TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
-# Effective draws to plan for, as a multiple of what the verdict asks for: a trial measures them only roughly.
-WANTED = 1.5
+TRIAL_WORK, TRIAL_STEPS = 0.18, (50, 5_000)
+# Effective draws to plan for and the minimum to accept, as multiples of what the verdict asks for: a trial measures
+# them only roughly, and the verdict is about more quantities than those that tell the chains when to stop.
+WANTED, LEAST = 2.0, 1.5
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
 DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.6
 # Rows at which the trial is diagnosed.
@@ -123,7 +124,7 @@ class _Trial:
         size = self.cost(self.prepared.problem)
         needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / self.effective
         work = steps * settings["chains"] * size
-        times = (WANTED * needed + settings["warmup"]) * work / WORK
+        times = (LEAST * needed + settings["warmup"]) * work / WORK
         affordable = int(WORK / work - settings["warmup"])
         if history["trajectory_shortened"] or affordable < trial.draws:
             return ChainPlan({"thin": self._thin_of_short_ones()}, self.effective, max(times, 1.0 + 1e-6))
