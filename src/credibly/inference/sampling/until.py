@@ -1,12 +1,12 @@
 """Run until done: a sampler continues until its chains agree on predictions, or until its budget is spent.
 
-Draws are taken in rounds. After each round R-hat and the effective sample size are computed for predictions at 64
-training rows (coordinates, for a plain density). While the worst of them misses the goal,
+Draws are taken in rounds. After each round R-hat and the effective sample size, the smaller one of bulk and tails, are
+computed for predictions at 64 training rows (coordinates, for a plain density). While the worst of them misses the goal,
 
     R-hat > 1.1    the chains have not met: everything so far counts as warm-up, and the next round takes twice as long,
                    by longer trajectories where they were cut, else by more iterations per draw;
-    otherwise      the next round adds draws, up to four times the requested number; beyond, draws are taken further
-                   apart, unless half of the budget is spent.
+    otherwise      the next round adds draws, up to four times the requested number (or 1,600 of all chains); beyond,
+                   draws are taken further apart, unless half of the budget is spent.
 
 The goal for training rows, R-hat 1.03, is stricter than the usual 1.05, because other rows may mix more slowly. The
 budget ends a run between two iterations, and the record keeps the verdict. A run without a budget, or with one in
@@ -40,8 +40,8 @@ log = logging.getLogger("credibly")
 RHAT, ESS = 1.03, 400.0
 # R-hat above which the draws so far count as warm-up.
 APART = 1.1
-# Maximum number of draws that are kept, as a multiple of those requested.
-MOST = 4
+# Maximum number of draws that are kept, as a multiple of those requested, or this many of all chains if that is more.
+MOST, MOST_TOTAL = 4, 1600
 # Maximum number of rounds without a budget, each about twice as long as the one before.
 ROUNDS = 8
 # Seconds between two convergence checks for the progress bar.
@@ -148,7 +148,7 @@ class Until:
         # A prediction that never changes has no R-hat, and nothing to mix.
         moving = ~found.constant
         rhat = torch.nan_to_num(found.rhat, nan=math.inf, posinf=math.inf)[moving]
-        ess = torch.nan_to_num(found.bulk, nan=0.0)[moving]
+        ess = torch.nan_to_num(torch.minimum(found.bulk, found.tail), nan=0.0)[moving]
         if not len(rhat):
             return Judgement(math.inf, 0.0, count, self.seconds)
         return Judgement(float(rhat.max()), float(ess.min()), count, self.seconds)
@@ -171,7 +171,7 @@ class Until:
             return 0
         # A longer round that the budget does not hold would only discard draws.
         apart = now.rhat > APART and left > 0.5
-        most = MOST * self.draws if left > 0.5 else math.inf
+        most = max(MOST * self.draws, MOST_TOTAL // self.chains) if left > 0.5 else math.inf
         crowded = len(self.values) >= most
         self.rounds.append(Judgement(now.rhat, now.ess, now.draws, now.seconds, discarded=apart or crowded))
         more = self.draws
