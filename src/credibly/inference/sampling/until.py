@@ -1,7 +1,7 @@
 """Run until done: a sampler continues until its chains agree on predictions, or until its budget is spent.
 
-Draws are taken in rounds. After each round R-hat and the effective sample size, the smaller one of bulk and tails, are
-computed for predictions at 64 training rows (coordinates, for a plain density). While the worst of them misses the goal,
+Draws are taken in rounds. After each round R-hat and the effective sample size (the smaller of bulk and tails) are
+computed for predictions at 64 training rows, or for coordinates of a plain density. While the worst misses the goal,
 
     R-hat > 1.1    the chains have not met: everything so far counts as warm-up, and the next round takes twice as long,
                    by longer trajectories where they were cut, else by more iterations per draw;
