@@ -350,20 +350,31 @@ def test_chains_that_have_not_mixed_are_named():
     assert hmc_target.unmixed({"boston": groups["boston"]}) == []
 
 
-@pytest.mark.parametrize("reproduced, worst", [(True, -0.52), (False, -0.9), (None, (-0.9, -0.5, -0.45))])
-def test_prior_scale_is_judged_by_its_rule(reproduced, worst):
+@pytest.mark.parametrize(
+    "reproduced, worst, rhat",
+    [
+        (True, -0.52, 1.04),
+        (False, -0.9, 1.04),
+        (None, (-0.9, -0.5, -0.45), 1.04),
+        (None, -0.52, 1.06),
+        (None, -0.9, 1.06),
+    ],
+)
+def test_prior_scale_is_judged_by_its_rule_where_chains_have_mixed(reproduced, worst, rhat):
     names = [f"_{v:g}".replace(".", "p") for v in hmc_target.VARIANCES]
     made = dict(zip(names, (worst, -0.5, -0.5, -0.51), strict=True))
     points = dict(zip(names, (-2, -0.5, -0.5, -0.5), strict=True))
-    same = dict.fromkeys(made, 0.9)
-    groups = [
-        {"mnist": joined(cells("log_density", **d), *(cells(k, **same) for k in ("accuracy", "acceptance", "rhat")))}
-        for d in (made, points)
-    ]
+    accuracy = cells("accuracy", **dict.fromkeys(made, 0.9))
+    mixing = cells("worst_rhat", **dict(zip(names, (rhat, 1.02, 1.02, 1.02), strict=True)))
+    groups = [{"mnist": joined(cells("log_density", **d), accuracy, mixing)} for d in (made, points)]
     result = hmc_target.result_of_scale(*groups, ())
     assert result.reproduced is reproduced
     assert "from the worst (0.125 times the variance)" in result.sentences[1]
     assert "MAP 1.500" in result.sentences[1]
+    if rhat > 1.05:
+        assert result.sentences[2].split(" in ")[-1].startswith("mnist at 0.125:")
+    else:
+        assert result.sentences[2].endswith("R-hat of the worst test row, in the worst run: mnist 1.041.")
 
 
 @pytest.mark.parametrize("reproduced, sghmc", [(True, 0.1), (False, 0.01), (None, (-0.1, 0.1, 0.3))])
