@@ -15,6 +15,10 @@ from studies.hmc_parts import Cells, Task, summary
 
 MIXED = 1.05
 ROWS = 500
+FIXED_FIRST = (
+    f"Chains count as mixed if R-hat of the worst test row is at most {MIXED}, mean over repeats. Warm-up and draws "
+    "were fixed by R-hat on a split and a subset that no study uses, before any metric was computed."
+)
 
 
 def worst_rhat(task: Task, posterior: DrawsPosterior) -> dict[str, float]:
@@ -33,7 +37,8 @@ def mixing_sentences(groups: Mapping[str, Cells]) -> list[str]:
     """Return a sentence on the settings that have a worst R-hat: that all have mixed, or which have not."""
     measured = {g: {s: row for s, row in cells.items() if "worst_rhat" in row} for g, cells in groups.items()}
     missed = {g: [s for s in cells if not has_mixed(cells, s)] for g, cells in measured.items()}
-    text = "; ".join(f"{g} at {', '.join(names)}" for g, names in missed.items() if names)
+    # A study with a single measured setting does not name it.
+    text = "; ".join(f"{g} at {', '.join(s)}" if len(measured[g]) > 1 else g for g, s in missed.items() if s)
     if text:
         return [
             f"Chains have not mixed (R-hat of the worst test row above {MIXED}, mean over repeats) in {text}: there "

@@ -230,7 +230,7 @@ def _how_scale(groups: Mapping[str, Cells], quick: bool) -> str:
 
 def run_scale(options: Options) -> Result:
     """Run four prior scales on every task, with HMC and MAP."""
-    tasks, tally, points, done = boston_and_mnist(options, 5, 5), Tally(), Tally(), 0
+    tasks, tally, points, done = boston_and_mnist(options, 3, 3), Tally(), Tally(), 0
     steps = 60 if options.quick else 1500
     with one_thread():
         for task in tasks:
