@@ -25,7 +25,7 @@ MODULES: dict[str, str] = {
     "active-mnist": "active",
     "mushroom-bandit": "bandit",
     "reject-option": "reject",
-    "trajectory-length": "hmc_dynamics",
+    "trajectory-length": "hmc_length",
     "step-size-acceptance": "hmc_dynamics",
     "one-long-chain": "hmc_chains",
     "chains-at-equal-cost": "hmc_chains",

@@ -1,12 +1,4 @@
-"""Two findings on running HMC: the best trajectory length, and how the step size affects acceptance.
-
-`trajectory-length`. Trajectories of 0.25, 0.5, 1 and 1.5 times tau = pi sigma / 2 (in units of the prior scales), all
-with the same step size, burn-in and number of draws. Rule, fixed before any run: on a data set the finding is
-reproduced if length tau has a significantly higher effective sample size (median bulk ESS of the predictions) than 0.25
-tau and 0.5 tau, no other length has a significantly higher log density, and its ESS per gradient is at least half of
-the best length's. It is not reproduced if a shorter length has a significantly higher ESS, another length a
-significantly higher log density, or if the ESS per gradient is significantly below half of the best. Otherwise it is
-inconclusive. Overall it must be reproduced on all data sets.
+"""How the step size of HMC affects acceptance.
 
 `step-size-acceptance`. Step sizes of 1/4 to 3 times the one adapted for an acceptance of 0.7, each run from the draws
 of one short chain. Rule: the finding is reproduced if on every data set no step size has a significantly higher
@@ -19,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +19,7 @@ from credibly.errors import SamplingError
 from credibly.report.page import Column, Table, Value
 from studies.hmc_parts import (
     MNIST,
+    SMALLER,
     SOURCE,
     Cells,
     Tally,
@@ -41,20 +33,17 @@ from studies.hmc_parts import (
     difference,
     hmc,
     one_thread,
-    score_of,
     signed,
     size_note,
     summary,
     verdict,
 )
-from studies.study import Options, Result, Study, mean_error, plus_minus
+from studies.study import Options, Result, Study, plus_minus
 
 FILES = ("uci/boston.npz", MNIST)
-FACTORS = (0.25, 0.5, 1.0, 1.5)
 STEPS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 LENGTH = math.pi / 2  # in units of the prior scales
 
-PUBLISHED_LENGTH = {0.25: (0.83, -0.50), 0.5: (0.86, -0.42), 1.0: (0.889, -0.35), 1.5: (0.887, -0.35)}
 PUBLISHED_ACCEPTANCE = {1e-5: 0.722, 5e-5: 0.463, 1e-4: 0.222, 5e-4: 0.125}
 
 
@@ -71,158 +60,6 @@ def _pays(task: Task, options: Options) -> bool:
     return not options.quick and not task.labels
 
 
-# -- trajectory length -------------------------------------------------------------------------------------------------
-def run_length(options: Options) -> Result:
-    """Run four trajectory lengths on every task."""
-    tasks, tally = boston_and_mnist(options, 3, 3), Tally()
-    burn, draws = (4, 8) if options.quick else (30, 60)
-    total, done, sizes = len(tasks) * len(FACTORS), 0, {}
-    with one_thread():
-        for task in tasks:
-            options.report(f"{task.group} {task.repeat}: step size", done, total)
-            step, _, chains = _pilot(task, options)
-            sizes[task.group], rule = step, 8 * step if options.quick else LENGTH
-            for factor in FACTORS:
-                options.report(f"{task.group} {task.repeat}: {factor:g} tau", done, total)
-                posterior = hmc(
-                    task.problem(),
-                    task.seed + 1,
-                    chains=chains,
-                    warmup=burn,
-                    draws=draws,
-                    step_size=step,
-                    trajectory_length=factor * rule,
-                    compile=_pays(task, options),
-                )
-                tally.add(task.group, f"{factor:g}", _efficiency(task, posterior, factor * rule / step * draws))
-                done += 1
-    return result_of_length(
-        tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws per chain")
-    )
-
-
-def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float]:
-    found = posterior.diagnostics(task.x_test)
-    chains, draws = found.chains, found.draws
-    ess = found.functions.ess_bulk_median
-    return task.judge(posterior.predict(task.x_test)) | {
-        "ess_share": ess / (chains * draws),
-        "ess_weights": found.weights.ess_bulk_median / (chains * draws),
-        "per_1000_gradients": 1000 * ess / (chains * gradients),
-        "rhat": found.functions.rhat_most,
-        "acceptance": acceptance_of(posterior),
-    }
-
-
-def judge_length(cells: Cells) -> bool | None:
-    """Return whether the finding is reproduced on one data set, by the rule above."""
-    if against_length(cells):
-        return False
-    more = [difference(cells, "1", f, "ess_share") for f in ("0.25", "0.5")]
-    per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
-    return True if all(map(clear, more)) and per["1"] >= 0.5 * max(per.values()) else None
-
-
-def against_length(cells: Cells) -> list[str]:
-    """Return what argues against length tau on one data set, as phrases."""
-    per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
-    best = max(per, key=lambda f: per[f])
-    costs = zip(cells[best]["per_1000_gradients"], cells["1"]["per_1000_gradients"], strict=True)
-    found = [
-        f"a higher ESS at {f} tau" for f in ("0.25", "0.5") if clearly_below(difference(cells, "1", f, "ess_share"))
-    ]
-    found += [
-        f"a log density higher by {plus_minus(*difference(cells, f, '1', 'log_density'))} at {f} tau"
-        for f in cells
-        if f != "1" and clear(difference(cells, f, "1", "log_density"))
-    ]
-    if clear(mean_error([0.5 * b - one for b, one in costs])):
-        found.append(f"an ESS per gradient below half of that at {best} tau")
-    return found
-
-
-def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
-    """Return the result computed from the values of all repeats."""
-    each = {g: judge_length(cells) for g, cells in groups.items()}
-    reproduced = all_reproduced(list(each.values()))
-    text = [verdict(reproduced, "tau = pi sigma / 2 is a good trajectory length")]
-    rows: list[tuple[Value, ...]] = []
-    for g, cells in groups.items():
-        ratio = {f: summary(cells, f, "ess_share") for f in cells}
-        per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
-        best = max(per, key=lambda f: per[f])
-        text.append(
-            f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*ratio['1'], 2)} at tau, "
-            f"{plus_minus(*ratio['0.5'], 2)} at 0.5 tau and {plus_minus(*ratio['0.25'], 2)} at 0.25 tau. An effective "
-            f"draw is cheapest at {best} tau (ESS per 1,000 gradients {per[best]:.2f}; {per['1']:.2f} at tau). Log "
-            "density at tau minus that at 0.25, 0.5 and 1.5 tau: "
-            + ", ".join(signed(difference(cells, "1", f, "log_density")) for f in cells if f != "1")
-            + "."
-        )
-        if each[g] is False:
-            against = against_length(cells)
-            text.append(f"{g}: {' and '.join(against)} {'argues' if len(against) == 1 else 'argue'} against tau.")
-        key, _, digits = score_of(g)
-        for f in cells:
-            published = PUBLISHED_LENGTH[float(f)] if g == "mnist" else ("", "")
-            rows.append(
-                (
-                    f"{g}, {f}",
-                    plus_minus(*summary(cells, f, "log_density")),
-                    plus_minus(*summary(cells, f, key), digits),
-                    ratio[f][0],
-                    summary(cells, f, "ess_weights")[0],
-                    per[f],
-                    summary(cells, f, "rhat")[0],
-                    *map(str, published),
-                )
-            )
-    text.append("Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 tau.")
-    columns = (
-        Column("data, length / tau"),
-        Column("log density"),
-        Column("RMSE or accuracy"),
-        Column("ESS / draws", digits=2, note="Median bulk ESS of the predictions"),
-        Column("ESS / draws, weights", digits=2),
-        Column("ESS per 1,000 gradients", digits=2),
-        Column("R-hat", digits=2, note="99 % quantile over predictions"),
-        Column("published accuracy (CIFAR-10)"),
-        Column("published LL (CIFAR-10)"),
-    )
-    x = list(FACTORS)
-    names = [f"{f:g}" for f in x]
-    lines = {g: [summary(c, f, "ess_share") for f in names] for g, c in groups.items()}
-    cost = {g: [summary(c, f, "per_1000_gradients") for f in names] for g, c in groups.items()}
-    label = "trajectory length / (pi sigma / 2)"
-    pictures = (
-        curves(
-            "length-draws",
-            x,
-            lines,
-            xlabel=label,
-            ylabel="ESS / draws",
-            mark=1.0,
-            log=False,
-            title="At equal draws",
-            alt="ESS / draws against trajectory length",
-        ),
-        curves(
-            "length-gradients",
-            x,
-            cost,
-            xlabel=label,
-            ylabel="ESS per 1,000 gradients",
-            mark=1.0,
-            log=False,
-            title="At equal cost",
-            alt="ESS per gradient against trajectory length",
-        ),
-    )
-    numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_LENGTH.items()}}
-    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
-
-
-# -- step size ---------------------------------------------------------------------------------------------------------
 def run_steps(options: Options) -> Result:
     """Run six step sizes on every task."""
     tasks, tally, sizes = boston_and_mnist(options, 3, 3), Tally(), {}
@@ -342,21 +179,11 @@ def _notes(tasks: list[Task], sizes: Mapping[str, float], runs: str) -> tuple[st
     return (
         size_note(tasks),
         f"{runs}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
-        "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks "
-        "have about a thousand weights and trajectories some hundred steps, so only the direction of the effects is "
-        "comparable.",
+        SMALLER,
     )
 
 
 STUDIES = {
-    "trajectory-length": Study(
-        "trajectory-length",
-        "How long should an HMC trajectory be?",
-        "Finding 7: tau = pi sigma / 2, where sigma is the prior's standard deviation, is a good trajectory length "
-        f"({SOURCE}).",
-        run_length,
-        FILES,
-    ),
     "step-size-acceptance": Study(
         "step-size-acceptance",
         "Smaller steps, higher acceptance",

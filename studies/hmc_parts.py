@@ -38,7 +38,12 @@ from studies.study import Options, mean_error, plus_minus
 
 TABLE_SCALE, IMAGE_SCALE = 2.0, 5.0
 SOURCE = "Izmailov et al. 2021, What are Bayesian neural network posteriors really like?"
+SMALLER = (
+    "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks have "
+    "about a thousand weights and trajectories some hundred steps, so only the direction of the effects is comparable."
+)
 MNIST = "mnist.npz"
+OUTCOMES = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}
 LAST_ROW = 50_000  # training images from here on were used to choose the prior scale
 
 Cells = Mapping[str, Mapping[str, Sequence[float]]]  # setting -> measure -> one value per repeat
@@ -256,8 +261,7 @@ def signed(estimate: Estimate, digits: int = 3) -> str:
 
 def verdict(reproduced: bool | None, finding: str) -> str:
     """Return the first sentence."""
-    words = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}
-    return f"{words[reproduced]} at this size: {finding}."
+    return f"{OUTCOMES[reproduced]} at this size: {finding}."
 
 
 def all_reproduced(each: Sequence[bool | None]) -> bool | None:

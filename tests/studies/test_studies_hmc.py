@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 import credibly as cr
 from credibly.cli import app
 from credibly.errors import InputError
-from studies import MODULES, find, hmc_chains, hmc_dynamics, hmc_methods, hmc_parts, hmc_shift, hmc_target
+from studies import MODULES, find, hmc_chains, hmc_dynamics, hmc_length, hmc_methods, hmc_parts, hmc_shift, hmc_target
 from studies.study import Options
+from tests.studies.known_cells import NOISY, cells, joined
 
 NAMES = [
     "bma-vs-sgd-vs-ensemble",
@@ -57,10 +58,7 @@ def root(tmp_path_factory):
 
 
 # -- end to end --------------------------------------------------------------------------------------------------------
-# The prior scale is studied by the same fits as the temperature.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "prior-scale" else ()) for n in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_study_runs_from_the_command_line(name, root, tmp_path, monkeypatch):
     # Most of the time of a quick run goes into trajectories.
     monkeypatch.setattr(hmc_parts, "HMC", lambda **settings: cr.HMC(**settings | {"max_steps": 3}))
@@ -84,7 +82,7 @@ def test_each_study_runs_from_the_command_line(name, root, tmp_path, monkeypatch
 def test_all_are_registered_under_their_own_names():
     for name in NAMES:
         assert find(name).name == name
-    assert len({MODULES[name] for name in NAMES}) == 5
+    assert len({MODULES[name] for name in NAMES}) == 6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,6 +159,20 @@ def test_sharing_a_budget_takes_the_first_iterations_of_each_chain(root):
     assert found["log_density"] == pytest.approx(np.mean(wanted))
 
 
+def test_lengths_are_compared_at_equal_draws_and_at_equal_gradients(root):
+    task = hmc_parts.table_task(Options(root), "boston", 0)
+    posterior = hmc_parts.hmc(
+        task.problem(), 0, chains=2, warmup=0, draws=16, step_size=0.01, trajectory_length=0.05, compile=False
+    )
+    found = hmc_length._efficiency(task, posterior, 8, 16, 5.0)
+    for measure, count in (("log_density", 8), ("log_density_paid", 16)):
+        part = hmc_parts.part_of(posterior, posterior.draws[:, :count]).predict(task.x_test)
+        assert found[measure] == pytest.approx(task.judge(part)["log_density"])
+    whole = posterior.diagnostics(task.x_test).functions
+    assert found["per_1000_gradients"] == pytest.approx(1000 * whole.ess_bulk_median / (2 * 16 * 5))
+    assert found["worst_rhat"] == pytest.approx(whole.rhat_worst)
+
+
 # -- corruptions -------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def digits():
@@ -196,24 +208,7 @@ def test_what_corruptions_do(digits):
     assert torch.allclose(turned.sum((1, 2)), digits.sum((1, 2)), rtol=0.05)
 
 
-# -- conclusions from known numbers -----------------------------------------------------------------------------
-def cells(measure, **values):
-    """Return three repeats close to each value, so that differences above 0.01 are significant; tuples stay as is."""
-    shaken = {k: v if isinstance(v, tuple) else (v - 0.001, v, v + 0.0012) for k, v in values.items()}
-    return {k.removeprefix("_").replace("p", "."): {measure: list(v)} for k, v in shaken.items()}
-
-
-def joined(*parts):
-    found = {}
-    for part in parts:
-        for setting, row in part.items():
-            found.setdefault(setting, {}).update(row)
-    return found
-
-
-NOISY = (-0.5, 0.0, 0.6)
-
-
+# -- conclusions from known numbers ----------------------------------------------------------------------------------
 def test_differences_are_paired_and_clear_beyond_two_errors():
     made = {"a": {"m": [1.0, 2.0, 3.0]}, "b": {"m": [0.9, 1.8, 2.9]}}
     mean, error = hmc_parts.difference(made, "a", "b", "m")
@@ -224,42 +219,6 @@ def test_differences_are_paired_and_clear_beyond_two_errors():
     assert not hmc_parts.clear((1.0, math.nan))
     assert hmc_parts.clearly_below((-1.0, 0.1))
     assert [hmc_parts.all_reproduced(v) for v in ([True, True], [True, None], [None, False])] == [True, None, False]
-
-
-def length_cells(share, density, cost):
-    names = ("_0p25", "_0p5", "_1", "_1p5")
-    made = [
-        cells(k, **dict(zip(names, v, strict=True)))
-        for k, v in (
-            ("ess_share", share),
-            ("log_density", density),
-            ("per_1000_gradients", cost),
-            ("ess_weights", share),
-            ("rhat", (1, 1, 1, 1)),
-            ("accuracy", (0.8, 0.8, 0.8, 0.8)),
-        )
-    ]
-    return joined(*made)
-
-
-@pytest.mark.parametrize(
-    "reproduced, share, density, cost",
-    [
-        (True, (0.1, 0.2, 0.5, 0.5), (-2, -2, -1, -1), (3, 3, 4, 3)),
-        (False, (0.1, 0.6, 0.5, 0.5), (-2, -2, -1, -1), (3, 3, 4, 3)),  # half the length gives more draws
-        (False, (0.1, 0.2, 0.5, 0.5), (-2, -2, -1, -0.5), (3, 3, 4, 3)),  # a longer one predicts better
-        (False, (0.1, 0.2, 0.5, 0.5), (-2, -2, -1, -1), (9, 3, 4, 3)),  # a short one costs less than half
-        (None, (0.1, NOISY, 0.5, 0.5), (-2, -2, -1, -1), (3, 3, 4, 3)),
-    ],
-)
-def test_trajectory_length_is_judged_by_its_rule(reproduced, share, density, cost):
-    result = hmc_dynamics.result_of_length({"mnist": length_cells(share, density, cost)}, ())
-    assert result.reproduced is reproduced
-    verdict = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}[reproduced]
-    assert result.sentences[0].startswith(f"{verdict} at this size: tau")
-    if reproduced:
-        assert "ESS / draws is 0.50 ± 0.00 at tau, 0.20 ± 0.00 at 0.5 tau" in result.sentences[1]
-        assert "is cheapest at 1 tau" in result.sentences[1]
 
 
 @pytest.mark.parametrize(
@@ -285,47 +244,6 @@ def test_the_curve_of_theory_goes_through_the_adapted_step():
     assert found[0][0] > 0.9 > found[1][0] > found[2][0]
 
 
-def chain_cells(one, all_, point, mixed):
-    density = cells("log_density", all=all_, MAP=point) | {
-        "one chain": {"log_density": [one - 0.001, one, one + 0.0012]}
-    }
-    density["one draw"] = {"log_density": [-9.0, -9.0, -9.1]}
-    spaces = {s: {"mixed": [m, m, m], "most": [1.0, 1.0, 1.1]} for s, m in (("predictions", mixed), ("weights", 0.2))}
-    for row in density.values():
-        row["accuracy"] = [0.8, 0.8, 0.81]
-    density["one chain"]["total_variation"] = [0.02, 0.02, 0.03]
-    return density | spaces
-
-
-@pytest.mark.parametrize(
-    "reproduced, one, all_, point, mixed",
-    [
-        (True, -0.51, -0.5, -1.0, 0.97),
-        (False, -0.70, -0.5, -1.0, 0.97),  # keeps 60 % only
-        (False, -0.51, -0.5, -1.0, 0.5),  # predictions have not mixed
-        (None, -0.51, -0.5, -0.4, 0.97),  # nothing was gained over MAP
-    ],
-)
-def test_one_long_chain_is_judged_by_its_rule(reproduced, one, all_, point, mixed):
-    result = hmc_chains.result_of_one({"mnist": chain_cells(one, all_, point, mixed)}, (), [])
-    assert result.reproduced is reproduced
-    if reproduced:
-        assert "one chain retains 98.0 ±" in result.sentences[1]
-        assert "97.0 % of the predictions and 20.0 % of the weights" in result.sentences[1]
-
-
-@pytest.mark.parametrize(
-    "reproduced, two, three", [(True, -0.4, -0.6), (False, -0.6, -0.7), (None, -0.6, -0.5), (None, -0.5, NOISY)]
-)
-def test_chains_at_equal_cost_are_judged_by_their_rule(reproduced, two, three):
-    made = {"_1": -0.5, "_2": two, "_3": three, "_4": -0.5}
-    groups = {"mnist": joined(cells("log_density", **made), cells("accuracy", **dict.fromkeys(made, 0.8)))}
-    result = hmc_chains.result_of_cost(groups, ())
-    assert result.reproduced is reproduced
-    if reproduced:
-        assert "log density relative to one chain: +0.1000 ± 0.0000 with 2 chains" in result.sentences[1]
-
-
 @pytest.mark.parametrize("reproduced, cold", [(True, -0.6), (True, NOISY), (False, -0.3)])
 def test_temperature_is_judged_by_its_rule(reproduced, cold):
     names = [f"_{t:g}".replace(".", "p") for t in hmc_target.TEMPERATURES]
@@ -348,22 +266,6 @@ def test_chains_that_have_not_mixed_are_named():
     groups = {"mnist": cells("rhat", _1=1.05, _0p1=1.5), "boston": cells("rhat", _1=1.1)}
     assert hmc_target.unmixed(groups)[0].split(" in ")[-1].startswith("mnist at 0.1:")
     assert hmc_target.unmixed({"boston": groups["boston"]}) == []
-
-
-@pytest.mark.parametrize("reproduced, worst", [(True, -0.52), (False, -0.9), (None, (-0.9, -0.5, -0.45))])
-def test_prior_scale_is_judged_by_its_rule(reproduced, worst):
-    names = [f"_{v:g}".replace(".", "p") for v in hmc_target.VARIANCES]
-    made = dict(zip(names, (worst, -0.5, -0.5, -0.51), strict=True))
-    points = dict(zip(names, (-2, -0.5, -0.5, -0.5), strict=True))
-    same = dict.fromkeys(made, 0.9)
-    groups = [
-        {"mnist": joined(cells("log_density", **d), *(cells(k, **same) for k in ("accuracy", "acceptance", "rhat")))}
-        for d in (made, points)
-    ]
-    result = hmc_target.result_of_scale(*groups, ())
-    assert result.reproduced is reproduced
-    assert "from the worst (0.125 times the variance)" in result.sentences[1]
-    assert "MAP 1.500" in result.sentences[1]
 
 
 @pytest.mark.parametrize("reproduced, sghmc", [(True, 0.1), (False, 0.01), (None, (-0.1, 0.1, 0.3))])
