@@ -28,7 +28,7 @@ MODULES: dict[str, str] = {
     "trajectory-length": "hmc_length",
     "step-size-acceptance": "hmc_dynamics",
     "one-long-chain": "hmc_chains",
-    "chains-at-equal-cost": "hmc_chains",
+    "chains-at-equal-cost": "hmc_cost",
     "sgmcmc-vs-hmc": "hmc_methods",
     "bma-vs-sgd-vs-ensemble": "hmc_methods",
     "temperature": "hmc_target",

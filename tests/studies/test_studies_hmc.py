@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import credibly as cr
 from credibly.cli import app
 from credibly.errors import InputError
-from studies import MODULES, find, hmc_chains, hmc_dynamics, hmc_length, hmc_methods, hmc_parts, hmc_shift, hmc_target
+from studies import MODULES, find, hmc_cost, hmc_dynamics, hmc_length, hmc_methods, hmc_parts, hmc_shift, hmc_target
 from studies.study import Options
 from tests.studies.known_cells import NOISY, cells, joined
 
@@ -155,7 +155,7 @@ def test_sharing_a_budget_takes_the_first_iterations_of_each_chain(root):
     draws = posterior.draws
     groups = [draws[:2, 2:6], draws[2:, 2:6]]
     wanted = [task.judge(hmc_parts.part_of(posterior, g).predict(task.x_test))["log_density"] for g in groups]
-    found = hmc_chains.shared(task, posterior, 2, 12, 2)
+    found = hmc_cost.shared(task, posterior, 2, 12, 2)
     assert found["log_density"] == pytest.approx(np.mean(wanted))
 
 

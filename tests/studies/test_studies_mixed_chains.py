@@ -2,7 +2,7 @@
 
 import pytest
 
-from studies import hmc_chains, hmc_length, hmc_target
+from studies import hmc_chains, hmc_cost, hmc_length, hmc_target
 from tests.studies.known_cells import NOISY, cells, joined
 
 
@@ -106,7 +106,7 @@ def test_one_long_chain_is_judged_by_its_rule(reproduced, one, all_, point, mixe
 def test_chains_at_equal_cost_are_judged_by_their_rule(reproduced, two, three, rhat):
     made = {"_1": -0.5, "_2": two, "_3": three, "_4": -0.5}
     groups = {"mnist": joined(cells("log_density", **made), cells("accuracy", **dict.fromkeys(made, 0.8)))}
-    result = hmc_chains.result_of_cost(groups, {"mnist": cells("worst_rhat", all=rhat)}, ())
+    result = hmc_cost.result_of_cost(groups, {"mnist": cells("worst_rhat", all=rhat)}, ())
     assert result.reproduced is reproduced
     if reproduced:
         assert "log density relative to one chain: +0.1000 ± 0.0000 with 2 chains" in result.sentences[1]
