@@ -82,7 +82,7 @@ def test_each_study_runs_from_the_command_line(name, root, tmp_path, monkeypatch
 def test_all_are_registered_under_their_own_names():
     for name in NAMES:
         assert find(name).name == name
-    assert len({MODULES[name] for name in NAMES}) == 6
+    assert len({MODULES[name] for name in NAMES}) == 7
 
 
 @pytest.mark.parametrize("name", NAMES)
