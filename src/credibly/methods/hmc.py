@@ -77,7 +77,7 @@ class HMC(SamplingMethod):
             same, with far fewer gradients per draw. "auto" does so on a CPU if possible: Gaussian noise (also
             heteroscedastic), a Normal prior, stacks of Linear layers; not with a given `step_size`.
         until: "mixed" continues, with longer trajectories or more draws, until R-hat and the effective sample size of
-            predictions reach 1.03 and 400, and the record reports whether they did. None stops after `draws` draws.
+            predictions reach 1.03 and 500, and the record reports whether they did. None stops after `draws` draws.
         budget: the limit of `until`: seconds, "10min", or "5000 iterations" with warm-up, whose result does not depend
             on the machine; None sets no limit.
     """

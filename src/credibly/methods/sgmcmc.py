@@ -88,7 +88,7 @@ class _SGMCMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
-        until: "mixed" continues until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
+        until: "mixed" continues until R-hat and the effective sample size of predictions reach 1.03 and 500, and the
             record reports whether they did; only with the constant schedule. None stops after `draws` draws.
         budget: the limit of `until`: seconds, "10min", or "5000 iterations" with warm-up, whose result does not depend
             on the machine; None sets no limit.
