@@ -55,7 +55,7 @@ export function options(method, { chains, rate }) {
     case "sghmc":
       return { chains: 2 * chains, warmup: 2000, draws: 40, thin: 50 };
     case "hmc":
-      return { chains, warmup: 50, draws: 200 };
+      return { chains, warmup: 100, draws: 500 };
     default:
       return { steps: 1500 };
   }
