@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 
@@ -104,14 +105,28 @@ def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
 
 
-@pytest.fixture(scope="class")
-def no_drawing() -> Iterator[None]:
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
     """Put an empty SVG in place of every picture of a page, since matplotlib takes nine tenths of a small fit.
 
     For tests of everything but pictures, such as files and messages.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
+        yield
+
+
+@pytest.fixture(scope="class")
+def no_drawing() -> Iterator[None]:
+    """Draw no pictures in one test, or in all tests of a class."""
+    with undrawn():
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_drawing_in_module() -> Iterator[None]:
+    """Draw no pictures in a module, its fixtures included: those are set up before `no_drawing` is."""
+    with undrawn():
         yield
 
 

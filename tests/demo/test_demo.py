@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import credibly as cr
+from conftest import undrawn
 from credibly import report
 from credibly.demo import fits as demo
 from credibly.demo import page as demo_report
@@ -128,7 +129,8 @@ class TestDemo:
     def test_without_hmc_there_is_no_reference_and_without_samplers_no_chains(self):
         found = run_demo(["map", "sgld"], quick=True)
         assert not any(found.against.values())
-        page = demo_page(found)
+        with undrawn():
+            page = demo_page(found)
         sections = page.sections
         assert [s.heading for s in sections[5:]] == ["Did the chains mix?"]
         assert "From HMC" not in report.render(page)
@@ -185,7 +187,8 @@ class TestDemo:
         assert found.methods == ("later", "map")
         assert demo_settings("later") == {}
         assert found.posteriors["diabetes"]["later"].record.history["steps"] == 5
-        page = demo_page(found)
+        with undrawn():
+            page = demo_page(found)
         text = report.render(page)
         assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
         assert {"reliability-later", "gap-later", "star-later"} <= {p.name for s in page.sections for p in s.pictures}
