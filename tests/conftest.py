@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 
@@ -47,6 +48,18 @@ def pytest_configure(config: pytest.Config) -> None:
         library.load(library.FOLDER)
     except library.Unusable:
         build.build(library.FOLDER, os.environ.get("CREDIBLY_VARIANTS", ""))
+
+
+# Imports make hundreds of thousands of objects and hardly any garbage. Collections that walk through them while they
+# are made and during every test, and copy them in every process that a test forks, would find nothing.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, except among what has been imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

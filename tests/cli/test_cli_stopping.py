@@ -98,13 +98,14 @@ def same(run: Path, known: tuple[Path, dict]) -> None:
 
 @pytest.mark.slow
 class TestSamplers:
-    def begun(self, place, known, *more):
+    def begun(self, place, known, *more, python=None):
         shutil.copy(known[0] / "house.csv", place)
-        return start("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more, cwd=place)
+        words = ("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more)
+        return start(*words, cwd=place, python=python)
 
     def test_ctrl_c_and_resume(self, tmp_path, known, monkeypatch):
         run = tmp_path / "run"
-        with self.begun(tmp_path, known) as process:
+        with self.begun(tmp_path, known, python=warm_python()) as process:
             wait_for(lambda: done(run) >= 0, process)
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
@@ -136,7 +137,7 @@ class TestSamplers:
     @pytest.mark.nightly
     def test_ctrl_c_while_replacing_a_run(self, tmp_path, known):
         shutil.copytree(known[0] / "run", tmp_path / "run")
-        with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
+        with self.begun(tmp_path, known, "--force", "--seed", "1", python=warm_python()) as process:
             wait_for(lambda: done(tmp_path / "run.new") >= 0, process)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
