@@ -59,6 +59,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, except among what has been imported."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(2000, 10, 20)  # torch's tracers make 100,000 objects at a time, of which few are garbage
     gc.enable()
 
 
