@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import os
 
@@ -46,6 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
         library.load(library.FOLDER)
     except library.Unusable:
         build.build(library.FOLDER, os.environ.get("CREDIBLY_VARIANTS", ""))
+
+
+# Imports make hundreds of thousands of objects and hardly any garbage. Collections that walk through them while they
+# are made and during every test, and copy them in every process that a test forks, would find nothing.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, except among what has been imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2000, 10, 20)  # torch's tracers make 100,000 objects at a time, of which few are garbage
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -104,14 +119,28 @@ def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
 
 
-@pytest.fixture(scope="class")
-def no_drawing() -> Iterator[None]:
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
     """Put an empty SVG in place of every picture of a page, since matplotlib takes nine tenths of a small fit.
 
     For tests of everything but pictures, such as files and messages.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
+        yield
+
+
+@pytest.fixture(scope="class")
+def no_drawing() -> Iterator[None]:
+    """Draw no pictures in one test, or in all tests of a class."""
+    with undrawn():
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_drawing_in_module() -> Iterator[None]:
+    """Draw no pictures in a module, its fixtures included: those are set up before `no_drawing` is."""
+    with undrawn():
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import credibly as cr
+from warm_python import warm_python
 
 SOURCE = Path(cr.__file__).parent
 
@@ -178,9 +179,7 @@ def test_import_loads_nothing_heavy():
         "import sys, credibly as cr; cr.Problem, cr.METHODS, cr.load, cr.likelihoods, cr.metrics, cr.data;"
         " print(' '.join(sorted(m for m in sys.modules if '.' not in m)))"
     )
-    loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
+    loaded = set(subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert "torch" in loaded
     assert not loaded & {
         "sklearn",

@@ -15,6 +15,7 @@ from credibly.cli import app
 from credibly.cli.options import _method_list, _methods
 from credibly.methods import METHODS
 from own_tables import SCRIPT, diabetes, wine, write
+from warm_python import warm_python
 
 VERBS = ("demo", "fit", "predict", "evaluate", "compare", "report", "resume", "verify", "methods")
 
@@ -102,7 +103,7 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
 
     def test_a_closed_output_is_not_an_error(self):
         with subprocess.Popen(
-            [str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [warm_python(), str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             process.stdout.close()
             err = process.stderr.read()

@@ -27,6 +27,8 @@ from credibly.tables.files.reading import read_table
 from credibly.tables.summarise import summarise_targets
 from own_tables import MAP, call, refused
 
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
+
 ROWS = 120
 
 
@@ -131,7 +133,6 @@ def test_evaluation_reads_by_the_conventions_of_the_run(fitted: tuple[Path, str]
     )
 
 
-@pytest.mark.usefixtures("no_drawing")
 def test_the_configuration_reproduces_the_run(fitted: tuple[Path, str], tmp_path: Path) -> None:
     config = fitted[0] / "run" / "config.toml"
     assert re.search(r'na = \[\s*"-999",?\s*\]', config.read_text())

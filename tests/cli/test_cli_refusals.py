@@ -16,7 +16,7 @@ from credibly.methods import METHODS
 from credibly.tables import TableRun
 from own_tables import ENSEMBLE, MAP, RUN_FILES, call, diabetes, names, refused, wine, write
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
 
 
 @pytest.fixture(scope="module")

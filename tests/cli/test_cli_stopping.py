@@ -39,7 +39,7 @@ from own_tables import (
 )
 from warm_python import warm_python
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
 
 LONG = (
     *QUICK,
@@ -79,7 +79,6 @@ def known(tmp_path_factory):
     place = tmp_path_factory.mktemp("known")
     write(diabetes(), place / "house.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
         patch.chdir(place)
         found = call("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, "--json")
     assert found.exit_code == 0, found.output
@@ -99,13 +98,14 @@ def same(run: Path, known: tuple[Path, dict]) -> None:
 
 @pytest.mark.slow
 class TestSamplers:
-    def begun(self, place, known, *more):
+    def begun(self, place, known, *more, python=None):
         shutil.copy(known[0] / "house.csv", place)
-        return start("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more, cwd=place)
+        words = ("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more)
+        return start(*words, cwd=place, python=python)
 
     def test_ctrl_c_and_resume(self, tmp_path, known, monkeypatch):
         run = tmp_path / "run"
-        with self.begun(tmp_path, known) as process:
+        with self.begun(tmp_path, known, python=warm_python()) as process:
             wait_for(lambda: done(run) >= 0, process)
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
@@ -137,7 +137,7 @@ class TestSamplers:
     @pytest.mark.nightly
     def test_ctrl_c_while_replacing_a_run(self, tmp_path, known):
         shutil.copytree(known[0] / "run", tmp_path / "run")
-        with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
+        with self.begun(tmp_path, known, "--force", "--seed", "1", python=warm_python()) as process:
             wait_for(lambda: done(tmp_path / "run.new") >= 0, process)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)

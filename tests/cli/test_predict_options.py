@@ -18,7 +18,7 @@ from credibly.tables.files.reading import read_table, verbatim_batches
 from credibly.tables.prediction_columns import prediction_names
 from own_tables import REGRESSION, call, diabetes, names, read, refused, wine, write
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
 
 # Settings that finish quickly; the intervals of these tests are the Bayesian ones.
 PLAIN = ("--hidden", "6", "--holdout", "0.2", "--tune", "none", "--no-conformal", "--quiet")

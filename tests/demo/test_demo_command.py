@@ -8,6 +8,7 @@ import json
 import pytest
 
 import credibly as cr
+from conftest import undrawn
 from credibly.demo.fits import TASKS
 from credibly.methods import METHODS
 from own_tables import call
@@ -22,9 +23,8 @@ def demo(tmp_path_factory, quick_demo):
         return quick_demo
 
     out = tmp_path_factory.mktemp("demo") / "deep" / "demo"
-    with pytest.MonkeyPatch.context() as patch:
+    with undrawn(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("credibly.demo.fits.run_demo", run_demo)
-        patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
         return call("demo", "--quick", "--out", out), out
 
 

@@ -25,7 +25,7 @@ from studies.shared_cells import share_out
 from uci_sets import make
 from warm_python import warm_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_drawing_in_module")]
 
 SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1", "start_steps=100"))
 HMC = (*QUICK, "--method", "hmc", *SETTINGS, "--hidden", "6")
@@ -40,7 +40,9 @@ BENCH = ("bench", "uci", "--root", "data", "--quick", "--methods", "map,ensemble
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
+import credibly.report.pictures as pictures
 import credibly.tables.model as model
+pictures._draw = lambda name, paint, size: "<svg></svg>"  # takes longer than all the rest
 model.BLOCK = model.LEAST = 64  # small blocks for a small table
 rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 exec(sys.argv[1])

@@ -19,6 +19,8 @@ from credibly.storage.sealed import write_facts
 from credibly.tables.run import TableRun
 from own_tables import call, diabetes, read, wine, write
 
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
+
 FIT = ("--tune", "none", "--method", "ensemble", "--set", "steps=20", "--set", "members=3", "--hidden", "4", "--quiet")
 
 
@@ -28,12 +30,10 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export_tables")
     write(diabetes(rows=90), folder / "diabetes.csv")
     write(wine(), folder / "wine.csv")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
-        for name, target, more in (("diabetes", "progress", ()), ("wine", "kind", ("--holdout", "0.3"))):
-            words = (*FIT, "--set", "noise_from=training", *more)
-            done = call("fit", folder / f"{name}.csv", "--target", target, "--out", folder / name, *words)
-            assert done.exit_code == 0, done.output
+    for name, target, more in (("diabetes", "progress", ()), ("wine", "kind", ("--holdout", "0.3"))):
+        words = (*FIT, "--set", "noise_from=training", *more)
+        done = call("fit", folder / f"{name}.csv", "--target", target, "--out", folder / name, *words)
+        assert done.exit_code == 0, done.output
     return folder
 
 

@@ -1,7 +1,6 @@
 """Channels-last images and paired pooling: the same values as in torch's default layout, for any network."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from credibly.core.compilation import compiler_missing
 from credibly.forward import Forward
 from credibly.networks.channels_last import PairedMaxPool2d, channels_last, find_arrangement, with_paired_pools
 from credibly.networks.layout import Layout
+from warm_python import warm_python
 
 needs_compiler = pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")
 
@@ -227,7 +227,7 @@ print("done")
 
 def test_group_normalisation_does_not_end_the_process():
     """torch's gradient of group_norm crashes on channels-last images that need no gradient themselves."""
-    done = subprocess.run([sys.executable, "-c", GROUP_NORM_FITS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([warm_python(), "-c", GROUP_NORM_FITS], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

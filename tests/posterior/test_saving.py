@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from credibly.likelihoods import (
 )
 from credibly.posterior import loading, saving
 from credibly.storage.run_folder import checksum
+from warm_python import warm_python
 
 SOURCE = Path(cr.__file__).parent
 
@@ -86,9 +86,7 @@ def test_another_process_gets_identical_predictions(tmp_path):
         "x = torch.randn(7, 3, generator=torch.Generator().manual_seed(9))\n"
         "print(cr.load(sys.argv[1], net).predict(x).mean.double().numpy().tobytes().hex())\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([warm_python(), "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == posterior.predict(x).mean.double().numpy().tobytes().hex()
 
 

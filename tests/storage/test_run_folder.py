@@ -20,6 +20,7 @@ from conftest import randn
 from credibly.storage import run_folder
 from credibly.storage.replacing import LOCK
 from credibly.storage.run_folder import RunFolder, write_tensors
+from warm_python import warm_python
 
 FACTS = {"format": "credibly-run"}
 
@@ -143,7 +144,7 @@ except cr.StoreError as error:
     sys.exit(0 if "File too large" in str(error) else str(error))
 sys.exit("it was written")
 """
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         assert names(tmp_path / "run") == [LOCK, "manifest.json"]  # it exited without deleting its lock file
 

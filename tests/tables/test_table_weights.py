@@ -8,6 +8,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.class_weight import compute_sample_weight
 
 import credibly as cr
+from conftest import undrawn
 from credibly.tables import Config, prepare, tuning
 from credibly.tables.choices import search
 from credibly.tables.choices.fallback import FoldFits, compare
@@ -139,7 +140,8 @@ def test_a_column_of_the_table_weighs_its_rows(tmp_path):
     assert prepared.preparation.names == ("a", "b")
     assert prepared.problem.sample_weight.tolist() == COUNTS[COUNTS > 0].tolist()
     options = ("--target", "y", "--weight", "v", "--method", "map", "--set", "steps=20", "--hidden", "4")
-    found = call("fit", table, *options, "--out", tmp_path / "run", "--json")
+    with undrawn():
+        found = call("fit", table, *options, "--out", tmp_path / "run", "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["rows"] == 40
     assert read_config(tmp_path / "run" / "config.toml")["weight"] == "v"

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from credibly.tables.cells.parsing import MISSING
 from credibly.tables.files import writing
 from credibly.tables.files.reading import header, read_table
 from credibly.tables.files.writing import TableWriter
+from warm_python import warm_python
 
 # Excel takes a library that is installed with the extra "excel" only.
 SUFFIXES = [s for s in writing.SUFFIXES if s != ".xlsx" or importlib.util.find_spec("openpyxl")]
@@ -185,7 +185,7 @@ def test_two_processes_do_not_share_a_hidden_file(tmp_path: Path) -> None:
     )
     with TableWriter(tmp_path / "t.csv") as writer:
         writer.write({"x": [1.0]})
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / "t.csv")], check=True)
+        subprocess.run([warm_python(), "-c", code, str(tmp_path / "t.csv")], check=True)
         assert read_table(tmp_path / "t.csv")["x"].to_pylist() == [2.0]
     assert read_table(tmp_path / "t.csv")["x"].to_pylist() == [1.0]
     assert os.listdir(tmp_path) == ["t.csv"]

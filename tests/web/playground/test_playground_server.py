@@ -9,13 +9,13 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
 from credibly.cli import app, playground
+from warm_python import warm_python
 
 websockets = pytest.importorskip("websockets.sync.client")
 
@@ -168,7 +168,7 @@ def test_a_port_in_use(address):
 
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is a signal of its own there")
 def test_the_command_serves_until_it_is_stopped():
-    command = [sys.executable, "-m", "credibly", "playground", "--no-open", "--port", "0"]
+    command = [warm_python(), "-m", "credibly", "playground", "--no-open", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import httpx
@@ -29,6 +28,7 @@ from credibly.web.serve.runs import ServedRun
 from credibly.web.serve.server import is_loopback, listen, loopback_hosts
 from own_tables import call, diabetes, start, wait_for
 from own_tables import refused as command_refused
+from warm_python import warm_python
 
 TOKEN = "a-token-that-nobody-knows"
 
@@ -361,7 +361,7 @@ def second(place):
 
 class TestCommand:
     def test_stops_gracefully(self, numbers, tmp_path, row):
-        process = start("serve", numbers, "--port", "0", cwd=tmp_path)
+        process = start("serve", numbers, "--port", "0", cwd=tmp_path, python=warm_python())
         try:
             address = process.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
@@ -407,7 +407,7 @@ class TestCommand:
             " util.find_spec = lambda name, *r: None if name == 'uvicorn' else plain(name, *r);"
             f" sys.argv = ['credibly', 'serve', {str(numbers)!r}]; from credibly.cli import main; main()"
         )
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+        found = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
         assert found.returncode == 2
         assert found.stderr.strip().endswith('Install with pip install "credibly[web]"')
         assert "uvicorn" in found.stderr
