@@ -305,7 +305,7 @@ def test_rows_without_a_target_are_left_out_and_noted() -> None:
     assert known.usable_rows(data).tolist() == list(range(1, 60))
     assert known.y_mean == 29.0
     assert known == Preparation.fit(data, "y", rows=np.arange(60))
-    with pytest.raises(InputError, match="missing in 1 rows"):
+    with pytest.raises(InputError, match=r"missing in 1 row\."):
         known.target_values(data)
 
 
