@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -62,8 +62,22 @@ def spec_of(given: cr.Problem) -> spec.KernelSpec | None:
     return spec.kernel_spec(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
 
 
+FLAGS = ("-O1", "-std=c++20", "-fPIC", "-pthread", "-Wno-unknown-pragmas")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def header(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile the header of the emulation once: it takes most of the time of a kernel."""
+    Emulated.header = tmp_path_factory.mktemp("emulation") / "emulated_cuda.h"
+    shutil.copy(HERE / "emulated_cuda.h", Emulated.header)
+    words = ["g++", *FLAGS, "-x", "c++-header", str(Emulated.header), "-o", f"{Emulated.header}.gch"]
+    subprocess.run(words, check=True, timeout=300)
+
+
 class Emulated(CudaDensity):
     """The kernel without a GPU, with the given warps per block and blocks per chain."""
+
+    header: ClassVar[Path]
 
     def __init__(self, given: cr.Problem, folder: Path, warps: int, blocks: int, integrator: str) -> None:
         found = spec_of(given)
@@ -75,9 +89,8 @@ class Emulated(CudaDensity):
         drifts = len(INTEGRATORS[integrator].drifts)
         source, library = folder / "kernel.cpp", folder / "kernel.so"
         text = found.source(warps, blocks, drifts)
-        source.write_text(f'#include "{HERE / "emulated_cuda.h"}"\n{text}\n{ENTRY}')
-        flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
-        subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True, timeout=300)
+        source.write_text(f'#include "{self.header}"\n{text}\n{ENTRY}')
+        subprocess.run(["g++", *FLAGS, "-shared", "-o", str(library), str(source)], check=True, timeout=300)
         self.library = ctypes.CDLL(str(library))
 
     def _launch(self, state: dict[str, Tensor], kicks: Any, drifts: Any) -> None:

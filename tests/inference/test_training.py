@@ -237,21 +237,15 @@ def test_the_last_finite_parameters_are_kept(tmp_path):
     ids=str,
 )
 @pytest.mark.usefixtures("no_native")
-def test_compiled_training_equals_eager(options):
-    runs = [
-        cr.DeepEnsemble(members=3, steps=60, compile=c, **options).fit(problem(), seed=0).draws for c in (True, False)
-    ]
-    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_native")
-def test_a_compiled_run_compiles_once():
+def test_compiled_training_equals_eager_and_compiles_once(options):
     import torch._dynamo.utils as dynamo
 
     torch._dynamo.reset()
     dynamo.counters.clear()
-    cr.DeepEnsemble(members=3, steps=60, batch_size=16, compile=True).fit(problem(), seed=0)
+    runs = [
+        cr.DeepEnsemble(members=3, steps=60, compile=c, **options).fit(problem(), seed=0).draws for c in (True, False)
+    ]
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-10)
     assert dynamo.counters["stats"]["unique_graphs"] == 1
     assert not dynamo.counters["graph_break"]
 

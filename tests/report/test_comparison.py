@@ -45,6 +45,7 @@ def off(facts):
     return dataclasses.replace(facts, figures=facts.figures | {"coverage": 0.5})
 
 
+@pytest.mark.usefixtures("no_drawing")
 class TestRecommendation:
     def test_the_reliable_fit_with_the_highest_log_density(self, like, noise):
         good, worse = normal(like, noise, 50.0), normal(like, 1.5 * noise, 75.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import credibly as cr
+from conftest import undrawn
 from credibly import report
 from credibly.diagnostics.verdict import judge as judge_chains
 from credibly.report import assessment, comparison, findings, row_statistics
@@ -387,6 +388,7 @@ class TestFitPage:
         assert not names & {"trace", "coverage", "observed"}
         check_self_contained(report.render(page))
 
+    @undrawn()
     def test_free_energy_of_bbb(self):
         facts = facts_of("diabetes", "bbb")
         section = next(s for s in report.fit_page(facts).sections if s.heading == "Did training converge?")
@@ -405,12 +407,14 @@ class TestFitPage:
         assert ("age" if name in ("wave", "steps") else "height") in section.pictures[0].svg
         check_self_contained(report.render(page))
 
+    @undrawn()
     def test_a_point_estimate_has_no_uncertainty_pictures(self, point):
         page = report.fit_page(point)
         section = next(s for s in page.sections if s.heading == "What does it not know?")
         assert section.pictures == ()
         assert "No epistemic uncertainty" in section.findings[0]
 
+    @undrawn()
     def test_coverage_by_level(self, diabetes):
         section = next(s for s in report.fit_page(diabetes).sections if s.heading == "Is it calibrated?")
         lower, upper = (edge.numpy() for edge in diabetes.predictive.interval(0.8))
@@ -431,6 +435,7 @@ class TestFitPage:
         page = check_self_contained(report.render(report.fit_page(odd)))
         assert "script" not in page.tags
 
+    @undrawn()
     def test_a_long_list_of_columns_is_truncated(self, diabetes):
         many = changed(diabetes, columns=tuple((f"c{i}", "numeric", "") for i in range(100)))
         section = next(s for s in report.fit_page(many).sections if s.heading == "The columns")
@@ -456,6 +461,7 @@ class TestComparePage:
         assert order[-1][2] == pytest.approx(float(gap.mean()))
         assert order[-1][3] == pytest.approx(float(gap.std()) / len(y) ** 0.5)
 
+    @undrawn()
     def test_a_method_is_indistinguishable_from_its_copy(self, hmc, point):
         said = " ".join(report.compare_page({"hmc": hmc, "copy": hmc, "map": point}).sections[0].findings)
         assert "hmc is statistically indistinguishable from copy" in said
@@ -470,6 +476,7 @@ class TestComparePage:
         }
         check_self_contained(report.render(page))
 
+    @undrawn()
     def test_one_method_and_none(self, point):
         assert report.compare_page({"map": point}).sections[0].findings == ()
         with pytest.raises(cr.InputError, match="facts must contain at least one fit, got none"):

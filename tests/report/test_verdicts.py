@@ -17,6 +17,8 @@ from credibly.report.class_findings import class_frequencies, imbalance
 from credibly.report.finding import NOTE, PASS, WARN
 from tabular import facts_of
 
+pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
+
 REPEATS = 60
 
 
