@@ -149,6 +149,10 @@ class TestPlan:
         given = dataclasses.replace(config, settings={**config.settings, "collapse": False})
         costs[True] = 1e4
         assert not plan_chains(prepare(given)).attainable
+        given = dataclasses.replace(config, settings={**config.settings, "collapse": True})
+        costs[False] = 1e4
+        costs[True] = 1e9
+        assert not plan_chains(prepare(given)).attainable  # the trial is of the density that was asked for
 
     def test_folds_of_whole_trajectories_are_short(self, linear):
         method = dataclasses.replace(linear.method, **chain_plan.WHOLE, thin=9)

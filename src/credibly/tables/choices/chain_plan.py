@@ -73,8 +73,10 @@ class ChainPlan:
 
 def plan_chains(prepared: Prepared) -> ChainPlan:
     """Run short chains on the rows of the first fold and plan the chains of the final fit."""
-    trial = _Trial(prepared, collapse=False)
-    if trial.plan.attainable or "collapse" in prepared.config.settings or refusal(prepared.problem):
+    given = prepared.config.settings.get("collapse")
+    possible = not refusal(prepared.problem)
+    trial = _Trial(prepared, collapse=bool(given) and possible)
+    if trial.plan.attainable or given is not None or not possible:
         return trial.plan
     other = _Trial(prepared, collapse=True)
     return other.plan if other.plan.attainable else trial.plan
