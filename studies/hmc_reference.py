@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from credibly.core.checks import check_choice
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical
@@ -35,7 +36,7 @@ from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture, picture
-from studies.reference_budget import run_to_budget
+from studies.reference_budget import chains_to_budget, mixture_to_budget
 from studies.reference_data import load, network
 from studies.study import Options, Result, Study
 
@@ -54,11 +55,17 @@ DEFAULTS = {
     "methods": "map,dropout,bbb,ensemble,sgld,sghmc,hmc",
     "plan": "batched",
     "precision": "full",
+    "method": "sghmc",
+    "batch_size": "400",
 }
+# Methods that run to a budget.
+BUDGETED = ("sghmc", "ivon")
 
 
-# Activation and prior variance that the references of other networks were made with, and the precision of gradients.
+# Activation and prior variance that the references of other networks were made with, the precision of gradients, and
+# for budgets the method and rows per step of a chain that keep a GPU busy.
 BY_NETWORK = {
+    "cnn_lstm": {"batch_size": "1600"},
     "resnet20_frn": {"activation": "silu", "prior_variance": "0.2", "precision": "bf16"},
     "lenet": {"prior_variance": "0.01"},
 }
@@ -102,7 +109,7 @@ def settings_for(method: str, quick: bool) -> dict[str, Any]:
 def run(options: Options) -> Result:
     """Fit each method and measure its distance from the reference."""
     given = {k: v for k, v in options.extra.items() if "." not in k}
-    chosen = {**DEFAULTS, **BY_NETWORK.get(given.get("network", ""), {}), **given}
+    chosen = {**DEFAULTS, **BY_NETWORK.get(given.get("network", DEFAULTS["network"]), {}), **given}
     unknown = set(chosen) - set(DEFAULTS)
     if unknown:
         raise InputError("--set", f"must name one of {', '.join(DEFAULTS)}, got {', '.join(sorted(unknown))}")
@@ -158,33 +165,38 @@ def _to_budget(
             prior=Normal(math.sqrt(float(chosen["prior_variance"]))),
             precision=None if chosen["precision"] == "full" else chosen["precision"],
         )
-    settings = {"chains": 8, "batch_size": 400, "step_size": 3e-7**0.5, "momentum": 0.98, "compile": False}
-    if options.quick:
-        settings = {"chains": 2, "batch_size": 40, "compile": False}
-    settings |= _own(options, "sghmc")
-    training = settings_for("ensemble", options.quick) | _own(options, "ensemble")
-    training.pop("members", None)
-    # As many epochs as the time for training allows.
-    training["epochs"] = max(training["epochs"], 1 if options.quick else 60)
-    chains = settings.pop("chains")
-    started = time.perf_counter()
-    state = run_to_budget(
-        problem,
-        x_test,
-        reference,
-        budget=options.budget,
-        chains=chains,
-        settings=settings,
-        training=training,
-        seed=options.seed,
-        file=options.state,
-        report=options.show or (lambda line: None),
-    )
-    one, members = (part.float().numpy() for part in state.first)
-    found = {"sghmc": state.probabilities, "ensemble": members, "map": one}
+    name = chosen["method"]
+    check_choice("--set method", name, BUDGETED)
+    common: dict[str, Any] = {
+        "budget": options.budget,
+        "seed": options.seed,
+        "file": options.state,
+        "report": options.show or (lambda line: None),
+    }
+    settings: dict[str, Any] = {"batch_size": 40 if options.quick else int(chosen["batch_size"])}
+    count, started = 2 if options.quick else 8, time.perf_counter()
+    if name == "ivon":
+        settings |= {"members": count} | _own(options, name)
+        state = mixture_to_budget(problem, x_test, reference, settings=settings, **common)
+        probabilities = state.probabilities(list(range(len(state.ends))))
+        others = ("one member's mean", "one member")
+        note = f"{len(state.ends)} members in {state.seconds:,.0f} s, {state.steps:,} steps each."
+    else:
+        # Steps of large networks are replayed as CUDA graphs unless compile=False.
+        training = settings_for("ensemble", options.quick) | {"compile": "auto"} | _own(options, "ensemble")
+        training.pop("members", None)
+        # As many epochs as the time for training allows.
+        training["epochs"] = max(training["epochs"], 1 if options.quick else 60)
+        settings |= {"chains": count, "compile": False} | _own(options, name)
+        state = chains_to_budget(problem, x_test, reference, settings=settings, training=training, **common)
+        probabilities = state.probabilities()
+        others = ("map", "ensemble")
+        draws = f"{state.draws * len(state.kept)} draws of each of {len(state.theta)} chains"
+        note = f"{draws} in {state.seconds:,.0f} s, {state.steps:,} steps per chain with warm-up."
+    one, several = (part.float().numpy() for part in state.first)
+    found = {name: probabilities, others[1]: several, others[0]: one}
     seconds = dict.fromkeys(found, round(time.perf_counter() - started, 1))
     result = _result(found, seconds, reference, floor, chosen, len(data[0]))
-    note = f"{state.draws} draws of each of {chains} chains in {state.seconds:,.0f} s, {state.steps:,} steps per chain."
     return dataclasses.replace(result, notes=(note, *result.notes))
 
 

@@ -1,5 +1,6 @@
 """The study against a public HMC reference, on synthetic data: data formats, distances, and the rule for the order."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -115,20 +116,23 @@ def test_a_time_budget_continues_where_it_stopped(root, tmp_path):
     assert first.exit_code == 0, first.output
     state = tmp_path / "out.state.safetensors"
     before = load_file(state)
-    assert before["sums"].shape == (2, 20, 2)
-    # Sums of probabilities: one per draw.
-    torch.testing.assert_close(before["sums"].sum(-1), torch.full((2, 20), float(before["counts"][0])).double())
+    rounds = len(before["tables"])
+    assert before["tables"].shape == (rounds, 20, 2)
+    torch.testing.assert_close(before["tables"].sum(-1), torch.ones(rounds, 20).double())
     second = CliRunner().invoke(app, words)
     assert second.exit_code == 0, second.output
     assert "continuing after" in second.output
     assert "total variation" in second.output
     after = load_file(state)
-    assert float(after["counts"][0]) > float(before["counts"][0])
-    added = (after["sums"] - before["sums"]).sum(-1)
-    torch.testing.assert_close(added, torch.full_like(added, float(after["counts"][0] - before["counts"][0])))
+    assert len(after["tables"]) > rounds
+    assert torch.equal(after["tables"][:rounds], before["tables"])
+    ends = after["counts"][2:]
+    assert bool((ends.diff() > 0).all())
+    # The first third of the steps is warm-up.
+    starts = torch.cat([torch.zeros(1), ends[:-1]])
+    mean = after["tables"][starts >= ends[-1] / 3].mean(0)
     stored = json.loads((out / "results.json").read_text())["numbers"]
     found = torch.from_numpy(np.load(root / "reference.npz")["probs"])
-    mean = after["sums"].mean(0) / after["counts"][0]
     assert stored["sghmc"]["total_variation"] == pytest.approx(float(0.5 * (mean - found).abs().sum(-1).mean()), 1e-4)
 
 
@@ -136,3 +140,27 @@ def test_budgets_are_for_studies_that_have_one(tmp_path):
     done = CliRunner().invoke(app, ["study", "gap-regression", "--out", str(tmp_path / "out"), "--budget", "1min"])
     assert done.exit_code == 2
     assert "study gap-regression has no time budget" in done.output
+
+
+def test_a_mixture_adds_members_until_its_budget(root, tmp_path):
+    extra = {"method": "ivon", "ivon.epochs": "20", "ivon.lr": "0.1"}
+    lines = []
+    given = {"budget": 3.0, "state": tmp_path / "state.safetensors", "show": lines.append}
+    first = hmc_reference.run(dataclasses.replace(options(root, **extra), **given))
+    assert list(first.numbers) == ["ivon", "one member", "one member's mean", "reference, earlier"]
+    assert first.numbers["ivon"]["agreement"] > 0.9
+    trained = len(load_file(given["state"])["tables"])
+    assert trained >= 4
+    second = hmc_reference.run(dataclasses.replace(options(root, **extra), **given))
+    after = load_file(given["state"])["tables"]
+    assert len(after) > trained
+    assert f"{len(after)} members" in second.notes[0]
+    assert any(line.startswith(f"continuing after {first.notes[0].split()[3]}") for line in lines)
+    mean = after.mean(0)
+    torch.testing.assert_close(mean.sum(-1), torch.ones(20).double())
+    found = torch.from_numpy(np.load(root / "reference.npz")["probs"])
+    assert second.numbers["ivon"]["total_variation"] == pytest.approx(
+        float(0.5 * (mean - found).abs().sum(-1).mean()), 1e-4
+    )
+    with pytest.raises(InputError, match=r"--set method must be that of the run in .*state.safetensors"):
+        hmc_reference.run(dataclasses.replace(options(root), **given))
