@@ -10,14 +10,14 @@ from torch import nn
 
 import credibly as cr
 from chains import assert_moments
-from conftest import Conjugate, randn
+from conftest import Conjugate, mlp, randn
 from credibly.diagnostics import convergence
 from credibly.inference.sampling import sgmcmc_steps
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_step, overdamped_step
 from credibly.inference.target import to_target
 from credibly.inference.training.batches import Batches
-from credibly.likelihoods import Gaussian
+from credibly.likelihoods import Categorical, Gaussian
 from credibly.metrics.evaluation import compare
 
 ROWS, INPUTS, CONDITION = 2000, 6, 7.0
@@ -86,11 +86,14 @@ def test_the_noise_of_a_minibatch_gradient_by_brute_force(monkeypatch):
     monkeypatch.setattr(sgmcmc_steps, "ITERATIONS", 30)
     monkeypatch.setattr(sgmcmc_steps, "PROBE_BATCHES", 200)
     sampler = cr.SGLD(chains=1, batch_size=3, compile=False).sampler(target, 0)
-    found = sampler.warm.probe.estimate(theta, None, 0).noise
+    estimate = sampler.warm.probe.estimate(theta, None, 0)
+    found = estimate.noise
     design = torch.cat([x, torch.ones(7, 1, dtype=DOUBLE)], 1)
     stiffest = torch.linalg.eigh(design.T @ design)[1][:, -1]
     expected = float(stiffest @ exact @ stiffest)
     assert found == pytest.approx(expected, rel=4.5 * math.sqrt(2 / 200))
+    # Consecutive differences are correlated: the standard error is that of 2/3 as many batches.
+    assert estimate.spread == pytest.approx(float(exact.diagonal().mean()), rel=4.5 * math.sqrt(3 / 200))
 
 
 def plan(**kwargs) -> SGMCMCPlan:
@@ -114,6 +117,15 @@ def test_the_step_size_rule():
     left = 1e6 / (1 - 7 / 24) * 3 / 24
     assert momentum_step(noisy, rule, odd) == pytest.approx(0.1 * 1.4 / left)
     assert overdamped_step(noisy, rule, odd) == pytest.approx(0.2 / left)
+    # Chains that could not move far enough in the largest number of steps take longer steps, while the mean heat of all
+    # coordinates stays below 5 %.
+    few = plan(batch_size=8, max_steps=5800)
+    assert few.least_step == pytest.approx(0.01)
+    assert momentum_step(noisy, few, odd) == pytest.approx(0.1 * 1.4 / left)
+    assert momentum_step(noisy._replace(spread=1.0), few, odd) == pytest.approx(0.01)
+    assert momentum_step(noisy._replace(spread=100.0), few, odd) == pytest.approx(0.1 * 1.4 / 100)
+    assert momentum_step(noisy._replace(spread=1.0), plan(batch_size=8, draws=10, thin=1), odd) == pytest.approx(0.05)
+    assert overdamped_step(noisy._replace(spread=1.0), few, odd) == pytest.approx(0.01**2)
     # A given momentum c has the friction ln(1/c) / h.
     given = plan(batch_size=8, momentum=0.9)
     some = Estimate(100.0, 5.0)
@@ -260,3 +272,14 @@ def test_the_defaults_come_close_to_hmc_on_a_network(method):
     assert compare(posterior.predict(grid), hmc.predict(grid))["total_variation"] < 0.05
     history = posterior.record.history
     assert history["gradients"] + history["start_gradients"] <= hmc.record.history["gradients"]
+
+
+def test_chains_on_minibatches_leave_their_start():
+    """Averaged over all weights, the temperature is near that of the posterior; that of a MAP fit is near zero."""
+    x = randn(12_000, 200) * torch.tensor([1.0] * 3 + [0.01] * 197)
+    y = (x[:, 0] + x[:, 1] * x[:, 2] + 0.5 * randn(12_000, seed=1) > 0).long()
+    p = cr.Problem(mlp(200, 20, 2), data=(x, y), likelihood=Categorical(), prior=cr.priors.Normal())
+    history = cr.SGHMC(chains=2, draws=10, max_steps=15_000).fit(p, seed=0, progress=False).record.history
+    assert history["gradient_noise"] > 0
+    configurational = torch.tensor(history["temperature"]["configurational"])
+    assert 0.6 < float(configurational.mean()) < 1.4

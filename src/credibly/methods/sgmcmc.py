@@ -12,8 +12,9 @@ log density is not quadratic, and the noise of minibatch gradients heats it. The
 
 because the B rows of a batch are drawn without replacement; it vanishes for full batches. With `step_size=None` warm-up
 measures the largest curvature a and the noise where the chains are, and takes the largest step that is stable and that
-keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_steps` has the formulas). On full
-batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
+keeps the heat below 5 % of the temperature: in the direction of a, or on average over all weights if the chains would
+otherwise hardly move (`credibly.inference.sampling.sgmcmc_steps` has the formulas). On full batches that is
+h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
 
 Times are in units of the prior's standard deviation, which sets the slowest time scale and HMC's trajectory length. The
 friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps follows from

@@ -135,3 +135,10 @@ class SGMCMCPlan:
     def friction(self, size: float) -> float:
         """Return the friction per unit of time at this step size."""
         return FRICTION / self.unit if self.momentum is None else -math.log(self.momentum) / size
+
+    @property
+    def least_step(self) -> float:
+        """The step size h with which chains move as far as they should in the largest number of steps."""
+        warm, drawing = self.times
+        steps = self.template.draws * self.thin if self.thin else self.max_steps * drawing / (warm + drawing)
+        return drawing * self.unit / steps

@@ -17,6 +17,16 @@ cancel over the epoch if it is short compared with the fastest motion; what rema
 an epoch leaves out, which is also limited to 5 %. With a control variate V grows with the distance from the anchor
 during an epoch, as V' (h k)^2 after k steps of SGHMC and V' eps k for SGLD. Motion is slow compared with an epoch, so
 the heat is that of the mean of V: a third and a half of its value at the end.
+
+With such steps, chains on many rows would stay where they start: a posterior of the right width in the narrowest
+direction, and of almost none in all others. If the largest number of steps is too small to move far enough, steps are
+therefore as long as that takes,
+
+    motion      h = distance / steps;                                             eps = (distance / steps)^2
+    while       h <= 0.5 / sqrt(a) and h v / (2 friction) <= 5 %;                 eps <= 0.25 / a and eps v / 4 <= 5 %
+
+with v the mean of V over all coordinates: the temperature that the chains report then rises by about 5 % at most. A
+control variate makes such steps unnecessary.
 """
 
 from __future__ import annotations
@@ -43,15 +53,24 @@ HEAT = 0.05
 # Length of an epoch in radians of the fastest oscillation, and in times 1/a of the fastest relaxation. On a linear
 # model with 40 minibatches they widen the posterior's variance by less than 5 %; twice the first gives 15 %.
 EPOCH, EPOCH_OVERDAMPED = 0.25, 1.0
+# h sqrt(a) of steps that move chains which would otherwise hardly move.
+MOVING = 0.5
 # Chains, iterations and rows of an estimate of the curvature, and minibatches of one of the noise.
 PROBED, ITERATIONS, PROBE_ROWS, PROBE_BATCHES = 16, 6, 1024, 16
 
 
 class Estimate(NamedTuple):
-    """Largest curvature a, and the variance V of a minibatch gradient in its direction (V' with a control variate)."""
+    """Largest curvature a, and the variance of a minibatch gradient (V' with a control variate).
+
+    Attributes:
+        curvature: a.
+        noise: V, along the direction of a.
+        spread: v, the mean of the variance over all coordinates.
+    """
 
     curvature: float
     noise: float
+    spread: float = math.inf
 
 
 class Probe:
@@ -81,7 +100,7 @@ class Probe:
 
         One chain at a time: rounding then does not depend on how chains are distributed over processes.
         """
-        result = theta.new_zeros(len(theta), 2, dtype=torch.float64)
+        result = theta.new_zeros(len(theta), 3, dtype=torch.float64)
         scale = self.target.scale.to(theta)
         for c in self.chosen:
             point = theta[c : c + 1]
@@ -92,14 +111,14 @@ class Probe:
             if not math.isfinite(float(curvature)):
                 result[c, 0] = math.nan
             elif self.noisy:
-                result[c, 1] = self._noise(point, metric, direction, float(result[c, 0]), c, done)
+                result[c, 1:] = self._noise(point, metric, direction, float(result[c, 0]), c, done)
         found = self.mesh.all_chains(result, self.plan.chains)
-        largest, noise = float(found[:, 0].max()), float(found[:, 1].sum()) / self.count
+        largest, (noise, spread) = float(found[:, 0].max()), (found[:, 1:].sum(0) / self.count).tolist()
         if not (math.isfinite(largest) and math.isfinite(noise)):
             raise SamplingError(
                 f"step_size: the curvature is not finite after {done} steps. Pass a step_size, or another init"
             )
-        return Estimate(largest, noise)
+        return Estimate(largest, noise, spread)
 
     @property
     def cost(self) -> float:
@@ -118,20 +137,25 @@ class Probe:
     def _noise(
         self, point: Tensor, metric: Tensor, direction: Tensor, curvature: float, chain: int, done: int
     ) -> Tensor:
-        """Return the variance of minibatch gradients along a direction."""
+        """Return the variance of minibatch gradients along a direction, and its mean over coordinates."""
         along = metric * direction / direction.norm()
         time, away = 1.0, point
         if self.plan.control_variate:
             # A free flight from the anchor, short compared with the fastest oscillation.
             time = 0.3 / math.sqrt(curvature)
             away = point + time * metric * self._normal("flight", chain, done).to(point)
-        slopes = []
+        slopes, squares, before = [], [], None
         for trial in range(PROBE_BATCHES):
             gradient = self.gradient(away, f"noise {done} {trial}")
             if self.plan.control_variate:
                 gradient = gradient - self.gradient(point, f"noise {done} {trial}")
             slopes.append((along * gradient).sum().double())
-        return torch.stack(slopes).var() / time**2 * self._all_rows()
+            if before is not None:
+                # Half the mean square of a difference of two is the variance; only two gradients are in memory.
+                squares.append(0.5 * torch.square(metric * (gradient - before)).mean().double())
+            before = gradient
+        variances = torch.stack([torch.stack(slopes).var(), torch.stack(squares).mean()])
+        return variances / time**2 * self._all_rows()
 
     def _all_rows(self) -> float:
         """Return the ratio of the variance of batches of all rows to that of batches of the rows in memory."""
@@ -171,7 +195,8 @@ def momentum_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) ->
     if plan.control_variate:
         return min(stable, _heat_limit(found.noise, plan, batches.per_epoch))
     epoch = min(EPOCH / (batches.per_epoch * root), _heat_limit(_left_out(found.noise, batches), plan))
-    return min(stable, max(_heat_limit(found.noise, plan), epoch))
+    moving = min(plan.least_step, MOVING / root, _heat_limit(found.spread, plan))
+    return min(stable, max(_heat_limit(found.noise, plan), epoch, moving))
 
 
 def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
@@ -184,7 +209,9 @@ def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) 
     left_out = _left_out(found.noise, batches)
     limit = 4 * HEAT / left_out if left_out else math.inf
     epoch = min(EPOCH_OVERDAMPED / (batches.per_epoch * found.curvature), limit)
-    return min(stable, max(4 * HEAT / found.noise, epoch))
+    spread = 4 * HEAT / found.spread if found.spread else math.inf
+    moving = min(plan.least_step**2, MOVING**2 / found.curvature, spread)
+    return min(stable, max(4 * HEAT / found.noise, epoch, moving))
 
 
 def _left_out(noise: float, batches: Batches) -> float:

@@ -194,9 +194,10 @@ class Warmup:
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state(self) -> list[float]:
-        """Return everything that later steps depend on."""
+        """Return everything that later steps depend on, and what the record reports."""
         numbers = [float(getattr(self, name)) for name in _NUMBERS]
-        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin, self.schedule.draws]
+        found = self.found.curvature, self.found.noise
+        return [*numbers, *found, self.schedule.warmup, self.schedule.thin, self.schedule.draws]
 
     def restore(self, state: list[float]) -> None:
         """Restore what `state` returned."""
