@@ -46,6 +46,7 @@ class Likelihood(PlainSettings, ABC):
     ordered: ClassVar[bool] = True  # whether outcomes have quantiles
     # How noise depends on the own parameters: 1 if it grows with them, -1 if it falls, 0 if they are not noise levels.
     noise_sign: ClassVar[int] = 1
+    predicts_scale: ClassVar[bool] = False  # whether the network's outputs contain the scale of the noise
     wide: ClassVar[bool] = False  # whether results need float64 whatever the network's dtype
 
     # -- binding to data ---------------------------------------------------------------------------------------------
@@ -71,6 +72,10 @@ class Likelihood(PlainSettings, ABC):
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""
         return {}
+
+    def with_scale_factor(self, output: Tensor, log_factor: float) -> Tensor:
+        """Return arranged outputs whose predicted scale is larger by exp(log_factor)."""
+        raise NotImplementedError
 
     # -- the density and what follows from it; `output` is arranged, (C, N, ..., K) ------------------------------------
     @abstractmethod

@@ -209,6 +209,7 @@ class _PredictedScale(LocationScale):
 
     floor: float = 0.0
     outputs_per_target: ClassVar[int] = 2
+    predicts_scale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.floor:
@@ -220,6 +221,11 @@ class _PredictedScale(LocationScale):
         if not self.floor:
             return loc, torch.exp(0.5 * log_square)
         return loc, torch.sqrt(self.floor**2 + torch.exp(log_square))
+
+    def with_scale_factor(self, output: Tensor, log_factor: float) -> Tensor:
+        """Return outputs whose scale above the floor is larger by exp(log_factor)."""
+        loc, log_square = output.chunk(2, -1)
+        return torch.cat([loc, log_square + 2 * log_factor], -1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
+from credibly.inference.training.predicted_noise import with_held_out_level
 from credibly.likelihoods import Gaussian, Likelihood
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
@@ -49,7 +50,8 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
         noise_from: rows that learned noise comes from: "training" (the joint mode with the weights, too small if the
             network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
-            predicted by a further fit to the others).
+            predicted by a further fit to the others). With `validation`, noise that the network predicts is multiplied
+            by a factor from those rows; `record.history["noise_factor"]` has it.
         init: "fresh" (each member from the modules' own initialisers, or perturbed around the given weights where there
             is none; `record.history["initialisers"]` lists both), "prior", "network" or an (M, D) tensor.
     """
@@ -113,6 +115,9 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                 members, history["held_out_noise"] = with_held_out_noise(
                     problem, members, every, loss, self, start, seed=seed, progress=fit.progress
                 )
+                if every.stops:
+                    members, factor = with_held_out_level(problem, members, every.unseen(self.members))
+                    history |= {} if factor is None else {"noise_factor": factor}
         return DrawsPosterior(Model.of(problem), members.unsqueeze(1), fit.record(history))
 
     @classmethod

@@ -55,7 +55,7 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
         theta: the members, (M, D).
         unseen: held-out rows, each part with the members that have not seen it.
     """
-    outputs = [(part, _outputs(part, theta[list(members)])) for part, members in unseen if members]
+    outputs = [(part, outputs_at(part, theta[list(members)])) for part, members in unseen if members]
     noise = theta[:, problem.layout.network_dim :].double().mean(0)
     return noise_of_outputs(problem, theta[0], noise, outputs)
 
@@ -156,7 +156,7 @@ def with_held_out_noise(
     return with_noise(problem, theta, noise), noise.tolist()
 
 
-def _outputs(part: Problem, theta: Tensor) -> Tensor:
+def outputs_at(part: Problem, theta: Tensor) -> Tensor:
     """Return the outputs of members at the held-out rows, (M, N, ..., K) in float64."""
     with torch.no_grad():
         blocks = [part.likelihood.arrange(part.forward(theta, x), 1) for x, _, _ in part.blocks(len(theta))]
