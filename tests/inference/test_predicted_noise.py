@@ -81,8 +81,8 @@ def test_other_networks_and_likelihoods_stay_as_they_are():
 
 def test_fits_use_it_with_noise_from_held_out_rows():
     p = problem(HeteroscedasticGaussian())
-    common = {"epochs": 30, "validation": 0.2, "batch_size": 40}
-    for method in (cr.DeepEnsemble(members=4, noise_from="held-out", **common), cr.MAP(noise_from="held-out", **common)):
+    common = {"epochs": 30, "validation": 0.2, "batch_size": 40, "noise_from": "held-out"}
+    for method in (cr.DeepEnsemble(members=4, **common), cr.MAP(**common)):
         plain = type(method)(**{**vars(method), "noise_from": "training"})
         with_level, without = (m.fit(p, seed=0, progress=False) for m in (method, plain))
         factor = with_level.record.history["noise_factor"]
