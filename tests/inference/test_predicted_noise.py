@@ -8,7 +8,8 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.inference.training.predicted_noise import scale_biases, with_held_out_level
+from credibly.inference.training.predicted_noise import with_held_out_level
+from credibly.inference.training.scale_outputs import scale_biases
 from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, HeteroscedasticStudentT
 
 X = randn(200, 3)

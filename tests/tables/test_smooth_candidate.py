@@ -5,7 +5,13 @@ import math
 import pytest
 
 from credibly.tables.choices.search import ROWS, _margin
-from credibly.tables.choices.smooth_candidate import FEWEST_MEMBERS, MEMBERS, affordable_members, smooth_recipe
+from credibly.tables.choices.smooth_candidate import (
+    FEWEST_MEMBERS,
+    MEMBERS,
+    affordable_members,
+    smooth_recipe,
+    with_mean_first,
+)
 from credibly.tables.recipe import Recipe
 
 
@@ -31,3 +37,16 @@ def test_rows_that_short_fits_leave_out_count_for_the_wide_network():
     assert [_margin(smooth, wide, rows) for rows in (100, ROWS)] == [0.0, 0.0]
     assert _margin(smooth, wide, 4 * ROWS) == pytest.approx(math.log(2))
     assert _margin(wide, wide, 4 * ROWS) == 0.0
+
+
+def test_the_mean_is_fitted_first_only_where_small_networks_are_the_best():
+    wide = Recipe(method="ensemble", noise="heteroscedastic")
+    smooth = smooth_recipe(wide, 6, prior_scale=True, inputs=True)
+    ((name, found),) = with_mean_first(smooth, 11_000, 16)
+    assert name == "small smooth network, Gauss-Newton steps, mean first"
+    assert found.settings["mean_first"] is True
+    assert found.settings["members"] == affordable_members(11_000, 16, 1.5) < affordable_members(11_000, 16)
+    assert found.fitter(11_000, 600).mean_first
+    assert not list(with_mean_first(wide, 11_000, 16))
+    assert not list(with_mean_first(smooth, 10_000_000, 3))
+    assert not list(with_mean_first(smooth_recipe(Recipe(), 6, prior_scale=True, inputs=True), 300, 6))

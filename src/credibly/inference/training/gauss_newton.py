@@ -7,13 +7,16 @@ lower the loss is repeated with four times the damping lambda; after one that do
 linear model with Gaussian noise and lambda = 0, one step ends in the mode. A step costs as much as many gradients, but
 follows narrow curved valleys, in which gradient steps are short: a network can fit a smooth target to a thousandth of
 its standard deviation in a few dozen steps. Parameters of the likelihood, such as a log scale, are moved to their mode
-given the weights after every step.
+given the weights after every step. With `mean_first`, steps of least squares come before those of a density with
+predicted noise (`credibly.inference.training.mean_first`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +30,10 @@ from credibly.curvature.prior_precision import prior_off_diagonal
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError, TrainingError
-from credibly.inference.training.callbacks import TrainingState
+from credibly.inference.training.callbacks import Callback, TrainingState
 from credibly.inference.training.data import Data
 from credibly.inference.training.in_turn import joined_history, member_data, member_objective
+from credibly.inference.training.mean_first import MeanFirst
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
 from credibly.inference.training.settings import GAUSS_NEWTON, Training
 from credibly.inference.training.trained import Trained
@@ -74,20 +78,36 @@ def train_gauss_newton(
     density = _check(problem, objective, mesh)
     steps = options.steps or options.epochs or STEPS
     heartbeat, histories, found = Heartbeat(peers or World()), [], []
-    with Progress(title, steps * len(theta), progress) as bar:
-        for m in range(len(theta)):
-            one = _Member(problem, member_objective(density, m), theta[m : m + 1], member_data(data, m), first + m)
+    mean_first = MeanFirst.of(density, theta, data) if options.mean_first else None
+    fits = 1 if mean_first is None else 2
+    with Progress(title, fits * steps * len(theta), progress) as bar:
+
+        def advance(member: _Member, before: int, callback: Callback | None) -> int:
+            """Take steps until the member is done. Return their number."""
             for done in range(1, steps + 1):
-                ended = one.advance(title)
+                ended = member.advance(title)
                 heartbeat.tick()
-                bar.update(m * steps + done, loss=one.loss)
-                ended = one.record(done, options.patience) or ended
-                state = TrainingState(done, steps, (one.loss,), first + m, title, problem, one.theta)
-                if ended or (options.callback is not None and options.callback(state) is True):
+                bar.update(before + done, loss=member.loss)
+                ended = member.record(done, options.patience) or ended
+                state = TrainingState(done, steps, (member.loss,), member.index, title, problem, member.theta)
+                if ended or (callback is not None and callback(state) is True):
                     break
-            histories.append(one.history | {"steps_planned": steps, "steps": done, "gradients": float(one.gradients)})
+            return done
+
+        for m in range(len(theta)):
+            start, before = theta[m : m + 1], fits * m * steps
+            history: dict[str, Any] = {"steps_planned": steps, "gradients": 0.0}
+            if mean_first is not None:
+                least = member_objective(mean_first.objective, m)
+                mean = _Member(mean_first.problem, least, start, member_data(mean_first.data, m), first + m)
+                history |= {"mean_steps": advance(mean, before, None), "gradients": float(mean.gradients)}
+                start, before = mean_first.start(mean.judge(problem), mean.best), before + steps
+            one = _Member(problem, member_objective(density, m), start, member_data(data, m), first + m)
+            history["steps"] = advance(one, before, options.callback)
+            history["gradients"] += one.gradients
+            histories.append(one.history | history)
             found.append(one.best)
-        bar.update(steps * len(theta), final=True)
+        bar.update(fits * steps * len(theta), final=True)
     heartbeat.wait()
     return Trained(torch.cat(found), joined_history(histories))
 
@@ -178,6 +198,15 @@ class _Member:
         else:
             self.waited += 1
         return self.waited >= patience
+
+    def judge(self, problem: Problem) -> Problem:
+        """Return the rows of a problem that decide about this member: those held out from it, or else its own."""
+        if not self.data.stops:
+            return problem.subset(self.rows)
+        ((held_out, _),) = self.data.unseen(1)
+        judging = copy.copy(held_out)
+        judging.likelihood = problem.likelihood
+        return judging
 
     def _score(self) -> float:
         """Return the score of the weights on held-out rows, with the noise scale that fits those rows best."""

@@ -28,6 +28,7 @@ from credibly.errors import InputError
 from credibly.inference.training.data import Data, folds
 from credibly.inference.training.loop import train
 from credibly.inference.training.objectives import Objective
+from credibly.inference.training.scale_outputs import outputs_at
 from credibly.inference.training.settings import Training
 from credibly.problem import Problem
 
@@ -154,10 +155,3 @@ def with_held_out_noise(
     unseen = [(part.held_out, [fold]) for fold, part in enumerate(parts) if part.held_out is not None]
     noise = held_out_noise(problem, done, unseen)
     return with_noise(problem, theta, noise), noise.tolist()
-
-
-def outputs_at(part: Problem, theta: Tensor) -> Tensor:
-    """Return the outputs of members at the held-out rows, (M, N, ..., K) in float64."""
-    with torch.no_grad():
-        blocks = [part.likelihood.arrange(part.forward(theta, x), 1) for x, _, _ in part.blocks(len(theta))]
-    return torch.cat(blocks, 1).double()

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from credibly.core.rows import sum_rows
-from credibly.inference.training.held_out_noise import Unseen, outputs_at
+from credibly.inference.training.held_out_noise import Unseen
+from credibly.inference.training.scale_outputs import outputs_at, scale_biases
 from credibly.problem import Problem
 
 # Log factors to try, first coarsely and then in between: factors from 0.4 to 7.
 LOWEST, HIGHEST, STEP, FINE = -1.0, 2.0, 0.1, 0.005
-# Rows at which the biases are looked for.
-TRIAL = 3
 
 
 def with_held_out_level(problem: Problem, theta: Tensor, unseen: Unseen) -> tuple[Tensor, float | None]:
@@ -53,25 +52,3 @@ def with_held_out_level(problem: Problem, theta: Tensor, unseen: Unseen) -> tupl
     moved = theta.clone()
     moved[:, place] += 2 * best
     return moved, math.exp(best)
-
-
-def scale_biases(problem: Problem, theta: Tensor) -> slice | None:
-    """Return where theta (1, D) has the biases that are added to the log of the squared scale; None if nowhere.
-
-    They are the second half of the last parameter of the network if adding to them changes the outputs as a factor of
-    the scale does.
-    """
-    if not problem.likelihood.predicts_scale:
-        return None
-    last = max((e for e in problem.layout.entries if e.stop <= problem.layout.network_dim), key=lambda e: e.stop)
-    if len(last.shape) != 1 or last.shape[0] % 2:
-        return None
-    place = slice(last.stop - last.shape[0] // 2, last.stop)
-    few = problem.subset(torch.arange(min(TRIAL, problem.n), device=problem.device))
-    moved = theta.clone()
-    moved[:, place] += 2.0
-    before, after = (outputs_at(few, point) for point in (theta, moved))
-    if before.shape[-1] != last.shape[0]:
-        return None
-    expected = problem.likelihood.with_scale_factor(before, 1.0)
-    return place if torch.allclose(after, expected, rtol=1e-3, atol=1e-3) else None

@@ -33,6 +33,8 @@ class Training(PlainSettings):
             networks on targets with little noise; it has no learning rate and no minibatches), or a function from the
             parameters to a torch optimiser, such as `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its learning rates
             follow `schedule`; `lr` and `momentum` are then its own, unless `lr` has patterns, which become its groups.
+        mean_first: with "gauss-newton" and a network that predicts its noise, whether to fit the mean by least squares
+            first, with as many steps.
         momentum: momentum of SGD, or Adam's beta1.
         schedule: "cosine", "linear" or "constant".
         warmup: steps over which the learning rate rises linearly from zero.
@@ -52,6 +54,7 @@ class Training(PlainSettings):
     batch_size: int | None = None
     lr: float | Mapping[str, float] = 1e-2
     optimiser: str | Callable[[Any], Any] = "adam"
+    mean_first: bool = False
     momentum: float = 0.9
     schedule: str = "cosine"
     warmup: int = 0
@@ -87,6 +90,8 @@ class Training(PlainSettings):
             raise InputError("warmup", f"must be a non-negative number of steps, got {self.warmup!r}")
         if not callable(self.optimiser):
             check_choice("optimiser", self.optimiser, OPTIMISERS)
+        if self.mean_first and self.optimiser != GAUSS_NEWTON:
+            raise InputError("mean_first", f'must be False unless optimiser is "{GAUSS_NEWTON}", got True')
         learning_rates(self.schedule, 1.0, 1, 0)
         if self.steps is not None:
             self._check_warmup(self.steps)

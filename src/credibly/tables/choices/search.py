@@ -24,7 +24,7 @@ from credibly.errors import InputError, TrainingError
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
 from credibly.tables.choices.batches import with_smaller_batch
-from credibly.tables.choices.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
+from credibly.tables.choices.smooth_candidate import PILOT, is_smooth, smooth_changes
 from credibly.tables.columns.scaling import InputScaling
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.missing.training_gaps import TrainingGaps
@@ -168,13 +168,10 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
     small = recipe.method == "hmc"
     # First, since short fits of small networks take less time than those of wide ones, also to further candidates.
     if not small and real and free("embedding", "hidden", "settings"):
-        may_change = {name: free(name) for name in ("prior_scale", "inputs")}
         width = data.x.shape[1]
-        if not may_change["inputs"]:
+        if not free("inputs"):
             width = InputScaling.fit(recipe.inputs, data.x, data.numeric).outputs(width)
-        members = affordable_members(data.rows.count, width)
-        if members:
-            found.append(lambda best: iter([(NAME, smooth_recipe(best, members, **may_change))]))
+        found += smooth_changes(data.rows.count, width, prior_scale=free("prior_scale"), encoding=free("inputs"))
     noises: list[Change] = []
     if real and small and free("noise") and recipe.noise_floor:
         noises.append(_floors)
