@@ -13,8 +13,9 @@ Several targets have an interval each, with the guarantee for each of them alone
 them lie inside together: its score is the largest of a row over its targets, on the common scale of the bands.
 
 Times may be censored: what is observed is min(T, C) of a time T and a censoring time C. `lower_bound` is valid for
-min(T, C) of exchangeable rows, and therefore for T, which is never smaller. Nothing is assumed of C but that new rows
-are censored in the same way. No upper bound exists without further assumptions: after the last C anything may happen.
+min(T, C) of exchangeable rows, and therefore for T, which is never smaller. The only assumption about C is that new
+rows are censored in the same way. No upper bound exists without further assumptions: after the last C anything may
+happen.
 """
 
 from __future__ import annotations
