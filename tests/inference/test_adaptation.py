@@ -225,7 +225,7 @@ class TestLengthTrial:
             after = a * f + (1 - a**2) ** 0.5 * torch.randn(chains, 3, generator=generator, dtype=torch.float64)
             trial.update(f * scale, after * scale)
             f = after
-        return trial, trial.left(trial.jumps, trial.values.mean, trial.values.squares)
+        return trial, trial.remaining(trial.jumps, trial.values.mean, trial.values.squares)
 
     def test_the_remaining_correlation(self):
         keep = {1.0: 0.5, 0.5: 0.9, 0.25: 0.6, 0.125: 0.95}

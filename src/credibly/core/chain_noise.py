@@ -63,8 +63,8 @@ class ChainNoise:
         """Return the numbers of one iteration for the chain at `index`, (1, D)."""
         return self.at(iteration)[index : index + 1]
 
-    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the numbers of `of` by slices of the chain's D numbers: all at once."""
+    def chunks(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` in chunks, each with its slice of the chain; here a single chunk."""
         yield slice(None), self.of(index, iteration)
 
     def holds(self, iteration: int, count: int) -> bool:
@@ -108,8 +108,8 @@ class LargeNoise:
         return torch.empty(self.rows, self.padded)
 
     @functools.cached_property
-    def piece(self) -> Tensor:
-        """Memory for some of the numbers of one chain."""
+    def chunk(self) -> Tensor:
+        """Memory for a chunk of the numbers of one chain."""
         return torch.empty(1, min(PIECE, self.padded))
 
     def at(self, iteration: int) -> Tensor:
@@ -126,14 +126,14 @@ class LargeNoise:
         self.fill(self.values[0], self._keys(self.chains[index], iteration))
         return self.values[:1, : self.dim]
 
-    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the numbers of `of` by slices of the chain's D numbers: views that are valid until the next one."""
+    def chunks(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` in chunks, each with its slice of the chain: views valid until the next one."""
         keys = self._keys(self.chains[index], iteration)
         for start in range(0, self.dim, PIECE):
             stop = min(start + PIECE, self.dim)
             padded = -(-(stop - start) // CHUNK) * CHUNK
-            self.fill(self.piece[0, :padded], keys_from(keys, start))
-            yield slice(start, stop), self.piece[:, : stop - start]
+            self.fill(self.chunk[0, :padded], keys_from(keys, start))
+            yield slice(start, stop), self.chunk[:, : stop - start]
 
     def keys(self, iteration: int, count: int) -> Any:
         """Return the keys of `count` iterations from this one on, an array (count, C, 2)."""

@@ -14,7 +14,7 @@ RHAT_GOOD, RHAT_USABLE, RHAT_POOR = 1.01, 1.05, 1.1
 ESS_TOTAL, ESS_PER_CHAIN = 400, 100
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
-# SG-MCMC keeps its own heat below 5 %. The limit is twice that, plus the error of its measurement.
+# SG-MCMC keeps the heating by gradient noise below 5 %. The limit is twice that, plus the measurement error.
 TEMPERATURE_HIGH = 1.15
 # Fraction of coordinates that may exceed a limit.
 EXEMPT = 0.01
@@ -160,8 +160,8 @@ def judge(
     if functions is None and network:
         basis = "the weights alone" if len(spaces) == 1 else f"the {_listed(spaces)} alone"
         sentences.append(
-            f"This is judged by {basis}. Weights have symmetries: chains may disagree on them and still agree on every"
-            " prediction. Pass predictions at held-out inputs for a verdict on those."
+            f"This verdict is based on {basis}. Weights have symmetries: chains may disagree on them and still agree on"
+            " every prediction. Pass predictions at held-out inputs for a verdict on those."
         )
     elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
         sentences.append(
@@ -189,7 +189,7 @@ def _headline(spaces: Mapping[str, Mixing], chains: int, *, faults: bool, one_st
         )
     every = _listed(spaces)
     if faults:
-        return f"Not yet: {who} agree about the {every} ({_rhat_range(seen)}), but something else is wrong."
+        return f"Not yet: {who} agree about the {every} ({_rhat_range(seen)}), but another diagnostic fails."
     where = " from one start" if one_start else ""
     if seen.rhat_most > RHAT_GOOD:
         advice = "More draws would bring it below 1.01."

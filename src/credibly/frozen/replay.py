@@ -2,7 +2,8 @@
 
 Every outermost call of a frozen module returns what the body stored, and inputs of the other modules that the body
 could compute are replaced by what it stored. Where a frozen value only feeds other frozen values it is replaced by a
-tensor that has a shape and no data: on the meta device or, for code that asks for the device, one zero seen as many.
+tensor that has a shape and no data: on the meta device or, for code that asks for the device, a single zero expanded to
+    that shape.
 """
 
 from __future__ import annotations

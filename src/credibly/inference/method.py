@@ -186,8 +186,8 @@ def begin_fit(
         if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
             raise InputError(
                 "prior",
-                f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
-                "scales has none, it grows without limit as both go to 0",
+                f"is Hierarchical, and {type(method).__name__} maximises the joint density of weights and scales, "
+                "which has no mode: it grows without bound as both go to 0",
                 "Use HMC, SGHMC, SGLD, BayesByBackprop or IVON, or a prior of fixed scale",
             )
         if world.size > 1:

@@ -68,7 +68,7 @@ class ProblemTarget(Target):
         """Return rows times activations."""
         return points * self.local.n * self.problem.forward.row_width
 
-    def at_once(self, chains: int) -> int:
+    def chains_at_once(self, chains: int) -> int:
         """Return how many chains fit into the memory budget with all their rows, on a CPU into its caches.
 
         At least one.
@@ -88,7 +88,7 @@ class ProblemTarget(Target):
         self.backend = select_for_trajectories(self.problem, self.weights, compile)
         return self.backend
 
-    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
+    def compile_parts(self, mode: Compile, calls: int, chains: int) -> bool:
         """Compile each shape by itself. Triton units are not compiled: they are faster than the compiled layers."""
         if self.problem.fused:
             return False

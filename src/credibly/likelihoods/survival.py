@@ -30,7 +30,7 @@ class Survival(SharedParameter):
     P(T > t). Everything predicted is about T itself, the time without censoring.
 
     Targets are (N, 2) with columns time and event: 1 if the event was observed at that time, 0 if the row was censored
-    then. They may also be (N,) with a negative sign for censored times, which is how they are kept: -3 means no event
+    then. They may also be (N,) with a negative sign for censored times, the internal representation: -3 means no event
     until 3.
 
     Args:

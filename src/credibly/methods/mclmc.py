@@ -47,7 +47,7 @@ class MCLMC(SamplingMethod):
         max_steps: maximum steps per iteration; longer paths are cut, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
-        mass: not a setting of MCLMC. It raises an error that says so.
+        mass: not supported, because there is no momentum; passing it raises an error.
     """
 
     name: ClassVar[str] = "mclmc"

@@ -45,7 +45,7 @@ class NUTS(SamplingMethod):
             trajectories that reached it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
-        trajectory_length: not a setting of NUTS. It raises an error that says so.
+        trajectory_length: not supported, because every trajectory finds its own; passing it raises an error.
     """
 
     name: ClassVar[str] = "nuts"

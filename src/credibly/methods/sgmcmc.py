@@ -77,7 +77,7 @@ class _SGMCMC(SamplingMethod):
         schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its
             end).
         cycles: number of cycles of the cyclical schedule.
-        exploration: fraction of a cycle spent looking for a mode, without noise and without draws.
+        exploration: fraction of a cycle that searches for a mode, without noise and without draws.
         preconditioner: "prior" (P = prior variance), "rmsprop" (every weight's step is scaled by the root of its mean
             squared gradient, estimated in warm-up and then frozen), None, or "auto": "prior" if the prior's scales
             differ and no step size is given, else None.

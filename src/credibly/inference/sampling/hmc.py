@@ -68,8 +68,8 @@ class HMCSampler(Sampler):
         return self.state.theta
 
     @property
-    def cut(self) -> bool:
-        """Whether `max_steps` cuts long trajectories, which it does not if the settings determine their length."""
+    def truncates(self) -> bool:
+        """Whether `max_steps` truncates long trajectories, which it does not if the step size is given."""
         return self.plan.step_size is None
 
     def start(self, theta: Tensor) -> None:
@@ -153,18 +153,18 @@ class HMCSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws. With `discard`, double truncated trajectories in length, others in number per draw."""
+        if discard:
             self.begun = self.total = self.done
-            if self.cut and self._shortened(self.adaptation.size):
+            if self.truncates and self._shortened(self.adaptation.size):
                 self.max_steps *= 2
             else:
                 self.thin *= 2
         self.total += draws * self.thin
 
     def _shortened(self, sizes: Tensor) -> bool:
-        """Return whether `max_steps` cuts the trajectories of some chain."""
+        """Return whether `max_steps` truncates the trajectories of some chain."""
         return bool((torch.ceil(self.adaptation.length / sizes - 1e-9) > self.max_steps).any())
 
     def _length(self, t: int) -> float:
@@ -181,7 +181,7 @@ class HMCSampler(Sampler):
         """Return the steps of this trajectory per chain."""
         length = self._length(t)
         most: float = self.adaptation.most_steps(t) if t < self.warmup else self.max_steps
-        if not self.cut:
+        if not self.truncates:
             most = math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.adaptation.size.tolist()]
 
@@ -262,8 +262,8 @@ class HMCSampler(Sampler):
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             "step_size": sizes.tolist(),
             "trajectory_length": self.adaptation.length,
-            "steps": int(wanted.clamp(max=most).max()) if self.cut else int(wanted.max()),
-            "trajectory_shortened": self.cut and bool((wanted > most).any()),
+            "steps": int(wanted.clamp(max=most).max()) if self.truncates else int(wanted.max()),
+            "trajectory_shortened": self.truncates and bool((wanted > most).any()),
             "mass": self.adaptation.mass.history(),
             "inverse_mass_range": self.adaptation.mass.range(),
             "acceptance": (sums[0] / sums[3].clamp(min=1)).tolist(),

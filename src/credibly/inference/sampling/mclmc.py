@@ -52,7 +52,7 @@ class MCLMCSampler(Sampler):
         self.begun, self.thin = plan.warmup, plan.thin
         self.total = self.begun + plan.draws * self.thin
         target.select_backend(plan.compile)
-        length = even_chunk(self.chains, target.at_once(self.chains))
+        length = even_chunk(self.chains, target.chains_at_once(self.chains))
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         self.single_thread = target.device.type == "cpu" and target.work(self.chains) < WORTH_SHARING
         self.noise = ChainNoise(seed, "direction", self.own, target.dim, device=target.device, dtype=target.dtype)
@@ -287,9 +287,9 @@ class MCLMCSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; with `anew`, with twice as many iterations per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws; with `discard`, take twice as many iterations per draw."""
+        if discard:
             self.begun = self.total = self.done
             self.features = None
             self.thin *= 2

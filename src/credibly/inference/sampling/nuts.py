@@ -71,9 +71,9 @@ class NUTSSampler(HMCSampler):
             "tree_depth": tree.depth,
         }
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; with `anew`, with twice as many iterations per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws; with `discard`, take twice as many iterations per draw."""
+        if discard:
             self.begun = self.total = self.done
             self.thin *= 2
         self.total += draws * self.thin

@@ -114,7 +114,7 @@ class SamplingMethod(Method):
         with world.propagate_errors():
             to_target(problem)
             if out is not None and world.restarts and is_unfinished(out):
-                return self._take_up(problem, seed, out, progress, world)
+                return self._resume_after_restart(problem, seed, out, progress, world)
             if world.leader:
                 if out is not None:
                     check_not_unfinished(out)
@@ -144,7 +144,7 @@ class SamplingMethod(Method):
             run.restore()
             return run.finish()
 
-    def _take_up(
+    def _resume_after_restart(
         self, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
     ) -> SampledPosterior:
         """Continue in the folder that this program wrote to before its processes were restarted."""

@@ -61,8 +61,8 @@ class Sampler(ABC):
         """Return whether the last iteration gives a draw."""
 
     @abstractmethod
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add `draws` draws to the run. With `anew`, earlier iterations become warm-up and draws cost twice as much."""
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add `draws` draws. With `discard`, earlier iterations become warm-up and each draw takes twice the work."""
 
     @abstractmethod
     def live_values(self) -> dict[str, float | str]:

@@ -86,7 +86,7 @@ class TemperingSampler(Sampler):
 
     def start(self, theta: Tensor) -> None:
         """Start all replicas of a ladder at its starting point, and search for rough step sizes."""
-        most = self.target.at_once(self.chains)
+        most = self.target.chains_at_once(self.chains)
         slices = [slice(a, min(a + most, self.chains)) for a in range(0, self.chains, most)]
         log_lik, gradient, log_prior = evaluate_start(self.target, theta, slices, self.own.start)
         found = (theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
@@ -238,9 +238,9 @@ class TemperingSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws. With `discard`, double truncated trajectories in length, others in number per draw."""
+        if discard:
             self.begun = self.total = self.done
             if self._wanted > self._most_steps:
                 self.max_steps *= 2
