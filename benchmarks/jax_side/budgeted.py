@@ -1,4 +1,4 @@
-"""Runs of BlackJAX and NumPyro that use up a given time: warm-up, then chunks of draws until the time is out.
+"""Runs of BlackJAX and NumPyro that use up a given time: warm-up, then chunks of draws until the time is up.
 
 A sampler is a pair of functions,
 
