@@ -65,7 +65,8 @@ class HMC(SamplingMethod):
             the trajectory length is given.
         refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
-        max_steps: maximum steps per trajectory if the step size is adapted; longer ones are cut, as the record reports.
+        max_steps: maximum steps per trajectory if the step size is adapted; longer ones are truncated, as the record
+            reports.
         thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".

@@ -44,7 +44,7 @@ class MCLMC(SamplingMethod):
             form is adapted to. The bias shrinks with it.
         target_accept: acceptance rate that the step size of the adjusted form is adapted to.
         integrator: "minimum-error" (two gradients per step) or "leapfrog".
-        max_steps: maximum steps per iteration; longer paths are cut, and the record reports it.
+        max_steps: maximum steps per iteration; longer paths are truncated, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
         mass: not supported, because there is no momentum; passing it raises an error.

@@ -70,7 +70,7 @@ class _SGMCMC(SamplingMethod):
             chains need to forget where they started, judged by the prior's scale, and the record keeps their number.
         thin: steps per draw; None takes enough of them for the chains to cross the prior's scale several times over all
             draws.
-        max_steps: maximum steps per chain if `warmup` or `thin` is None; the record reports whether it cut them.
+        max_steps: maximum steps per chain if `warmup` or `thin` is None; the record reports whether it shortened them.
         batch_size: rows per minibatch; None takes all rows up to 10,000 of them, else about 256, chosen so that an
             epoch leaves out few rows.
         step_size: h of SGHMC, eps of SGLD; None finds it in warm-up, and the record keeps its value.

@@ -3,8 +3,8 @@
 Predictions are judged by the evaluated rows: good, use with care, do not trust. Sampling is judged by the chains: good,
 usable, not enough draws, not mixed, failed. A fit is as good as its predictions unless its chains disagree.
 
-Nothing here depends on how a method works. What matters about one is read off its predictions (a single draw has no
-epistemic uncertainty) or its chains.
+Nothing here depends on how a method works: only its predictions (a single draw has no epistemic uncertainty) and its
+chains are used.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Rendezvous:
     def meet(self, done: int, stop: bool, expired: bool) -> tuple[bool, bool]:
         """Return whether any process was asked to stop, and whether the budget is spent.
 
-        The leader's clock decides whether the time is out, and when to synchronise next.
+        The leader's clock decides whether the time is up, and when to synchronise next.
         """
         rate = (done - self.first) / max(1e-9, time.monotonic() - self.began)
         wait = max(1, round(min(EVERY_SECONDS * rate, 10 * (done - self.first))))
