@@ -245,5 +245,5 @@ class TestLengthTrial:
         whole, left = self.run({1.0: 0.5, 0.5: 0.6, 0.25: 0.7, 0.125: 0.8}, chains=4, rounds=2)
         again = LengthTrial(4, 3, torch.device("cpu"))
         again.restore({k: v.clone() for k, v in whole.tensors().items()})
-        assert torch.equal(again.left(again.jumps, again.values.mean, again.values.squares), left)
+        assert torch.equal(again.remaining(again.jumps, again.values.mean, again.values.squares), left)
         assert again.part == whole.part

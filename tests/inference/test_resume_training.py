@@ -13,7 +13,7 @@ from credibly.backends.cpp import in_use
 from credibly.inference import module_leaves
 from credibly.inference.training import journal, module_step
 from credibly.inference.training.folder_journal import FolderJournal
-from credibly.inference.training.loop import Stage
+from credibly.inference.training.run import Stage
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal
 
