@@ -76,6 +76,7 @@ def judge_local(chains: int, parts: LocalPosteriors, divergences: int | None = N
     return not divergences, (
         f"An ensemble of local posteriors: each of the {chains} chains has settled (R-hat within chains up to"
         f" {within.rhat_most:.3f}, ESS {within.ess_bulk_median:,.0f} in the median), and {fraction}. The chains are not"
-        " expected to mix with each other: the draws are their mixture with equal weights, not the posterior."
+        " expected to mix with each other: the draws are their mixture with equal weights, not draws from the"
+        " posterior."
         f"{lost}"
     )
