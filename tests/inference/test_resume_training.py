@@ -136,11 +136,11 @@ def test_ctrl_c_keeps_the_last_step(tmp_path, monkeypatch):
     method = cr.MAP(steps=100, batch_size=6, compile=False)
     known, keep = method.fit(problem(), seed=1), Stage.keep
 
-    def press(self, done, steps, stop):
+    def press(self, done, stop):
         if done == 77:
             signal.raise_signal(signal.SIGINT)
             stop = True
-        keep(self, done, steps, stop)
+        keep(self, done, stop)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -158,7 +158,7 @@ class Stage:
         return done
 
     def keep(self, done: int, stop: bool) -> None:
-        """Write a checkpoint if the last one is old enough, or the last one before a stop."""
+        """Write a checkpoint if one is due, and always before a stop."""
         if not stop and not self.journal.due():
             return
         run = self.run
