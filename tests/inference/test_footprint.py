@@ -70,7 +70,7 @@ def test_with_a_folder_only_the_state_of_the_chains_has_to_fit(free, tmp_path):
     posterior = method.fit(given, out=tmp_path / "run")
     assert posterior.draws.shape == (4, 50, given.dim)
     free(3 * 4 * given.dim * 4)
-    with pytest.raises(InputError, match="state of the chains.*Take fewer chains"):
+    with pytest.raises(InputError, match="state of the chains.*Use fewer chains"):
         method.fit(given, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

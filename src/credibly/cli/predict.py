@@ -187,7 +187,7 @@ def _print_summary(model: TableModel, done: PredictedFile) -> None:
     if model.calibration is None and model.preparation.classes is None:
         print_wrapped(
             "These are posterior intervals without a coverage guarantee: the run has no held-out scores, which"
-            " take at least 50 rows in `credibly fit`."
+            " need at least 50 rows in `credibly fit`."
         )
 
 

@@ -186,7 +186,7 @@ class CalibratedPredictive(GuaranteedPredictive):
         return self._interval(level, self.calibration.scores_at(level))
 
     def joint_interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Return bounds that contain all targets of a row together with a probability of at least `level`."""
+        """Return bounds that jointly contain all targets of a row with probability at least `level`."""
         check_probability("level", level)
         if self.calibration.settings.score != "pit":
             found = f"are made from 'pit' scores, got {self.calibration.settings.score!r}"

@@ -209,7 +209,7 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Return starting points (M, D).
 
-    "network" takes the network's own weights, "fresh" new ones from its modules' initialisers (perturbations of its own
+    "network" uses the network's own weights, "fresh" new ones from its modules' initialisers (perturbations of its own
     for modules without one), "prior" draws from the prior.
     """
     layout = problem.layout

@@ -89,7 +89,7 @@ class ProblemTarget(Target):
         return self.backend
 
     def compile_parts(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile each shape by itself. Triton units are not compiled: they are faster than the compiled layers."""
+        """Compile each shape separately. Triton units are not compiled: they are faster than the compiled layers."""
         if self.problem.fused:
             return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))

@@ -38,7 +38,7 @@ class MCLMC(SamplingMethod):
         adjusted: whether paths are accepted or rejected, which makes the draws exact. False has a bias that depends on
             the step size, and the record has the variance of the energy error that it comes from.
         step_size: None finds it during warm-up.
-        trajectory_length: length of the path of an iteration, over which directions persist; None takes the width of
+        trajectory_length: length of the path of an iteration, over which directions persist; None uses the width of
             the density, sqrt(sum of the variances), as found during warm-up.
         energy_variance: variance of the energy error of a step, per dimension, that the step size of the unadjusted
             form is adapted to. The bias shrinks with it.

@@ -32,7 +32,7 @@ DEEPEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class NUTS(SamplingMethod):
-    """The No-U-Turn sampler: HMC that finds the length of every trajectory by itself.
+    """The No-U-Turn sampler: HMC that finds the length of every trajectory automatically.
 
     Args:
         chains, draws: number of chains, and number of draws per chain.

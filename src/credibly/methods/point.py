@@ -82,7 +82,7 @@ class _Point(TrainingMethod[DrawsPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return settings that take the noise from held-out rows.
+        """Return settings that estimate the noise on held-out rows.
 
         A point estimate has no other source of width, and its training residuals are too small.
         """

@@ -77,7 +77,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     Args:
         rank: K, the number of last points in the low-rank part; from 2 to `iterates`.
         iterates: T, the number of recorded points.
-        every: steps per point. None takes an epoch: with `sgd_lr` at least 10 steps, without it at least the steps of
+        every: steps per point. None means one epoch: with `sgd_lr` at least 10 steps, without it at least the steps of
             training divided by `iterates`.
         sgd_lr: the constant learning rate of SWAG as published, on the loss -(1/N) log p: points are iterates, and the
             rate sets their variance. None matches the posterior instead: points are averages over `every` steps of
@@ -209,7 +209,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return settings that take the noise from held-out rows.
+        """Return settings that estimate the noise on held-out rows.
 
         The mean that SGD circles around has fitted some of the noise of the training rows.
         """

@@ -241,7 +241,7 @@ class MaskDraws:
         return self.posterior.model.extra(self.posterior.theta.expand(stop - start, -1))
 
     def row_width(self) -> int:
-        """Return how many values one row takes with masks per row; otherwise 1, as `outputs` tiles by itself."""
+        """Return how many values one row takes with masks per row; otherwise 1, as `outputs` splits them itself."""
         return self.width
 
 

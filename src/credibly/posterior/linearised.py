@@ -125,7 +125,7 @@ class OutputDraws:
         return self.model.extra(torch.cat([network, self.own[start:stop]], -1))
 
     def row_width(self) -> int:
-        """Return 1: `outputs` splits rows into blocks by itself."""
+        """Return 1: `outputs` splits the rows into blocks itself."""
         return 1
 
 

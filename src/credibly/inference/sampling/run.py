@@ -295,7 +295,7 @@ class Run:
         ways = ""
         if isinstance(self.work, Problem):
             batch = getattr(getattr(self.sampler, "plan", None), "batch_size", None) or self.work.n
-            ways = f". Take fewer chains or smaller batches: {smaller_run(self.work, self.method.chains, batch)}"
+            ways = f". Use fewer chains or smaller batches: {smaller_run(self.work, self.method.chains, batch)}"
         reason = str(error).splitlines()[0][:120]
         return SamplingError(f"out of memory ({reason}){ways}. Run {stopped}", stopped.posterior)
 

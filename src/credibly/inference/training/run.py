@@ -80,7 +80,7 @@ class TrainingRun:
     def out_of_memory(self, error: Exception, problem: Problem, done: int, title: str) -> TrainingError:
         """Return the error with what would fit, and with the last parameters that were checked."""
         ways = smaller_run(problem, len(self.theta), self.batch, buffers=4)
-        message = f"{title}: out of memory at step {done + 1} ({str(error).splitlines()[0][:120]}). Take {ways}"
+        message = f"{title}: out of memory at step {done + 1} ({str(error).splitlines()[0][:120]}). Use {ways}"
         return TrainingError(message, step=done + 1, member=self.first, posterior=self.good)
 
     def _precision(self) -> str:

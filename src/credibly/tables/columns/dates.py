@@ -82,7 +82,7 @@ class Date:
             out[:, at] = np.clip((elapsed - self.mean) / self.scale, -LIMIT, LIMIT)
             notes += self._far(elapsed, values)
             at += 1
-        # A missing date takes the year of the imputed one and the centre of every cycle.
+        # A missing date gets the year of the imputed one and the centre of every cycle.
         filled = np.where(missing, np.datetime64(self.first + round(self.fill * DAY), "us"), values)
         if self.year_scale > 0:
             out[:, at] = np.clip((_years(filled) - self.year_mean) / self.year_scale, -LIMIT, LIMIT)
