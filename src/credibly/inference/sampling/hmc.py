@@ -59,7 +59,7 @@ class HMCSampler(Sampler):
         # Gradients of each chain.
         self.gradients = torch.zeros(self.chains, dtype=torch.float64)
         # Consecutive iterations in which every chain diverged, and the longest trajectory of the last one, in steps.
-        self.lost = self.steps = 0
+        self.all_diverged = self.steps = 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
     @property
@@ -83,7 +83,7 @@ class HMCSampler(Sampler):
         """Return state, counts and everything adapted."""
         found = {f"state.{k}": v for k, v in self.state._asdict().items()}
         found |= {"sums": self.sums, "evaluations": self.gradients}
-        found["counts"] = torch.tensor([self.done, self.lost], dtype=torch.float64)
+        found["counts"] = torch.tensor([self.done, self.all_diverged], dtype=torch.float64)
         found["collapsed"] = torch.tensor(float(self.target.collapsed), dtype=torch.float64)
         planned = [self.begun, self.thin, self.max_steps, self.total]
         found["planned"] = torch.tensor(planned, dtype=torch.float64)
@@ -100,7 +100,7 @@ class HMCSampler(Sampler):
             )
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
-        self.done, self.lost = (int(count) for count in tensors["counts"].tolist())
+        self.done, self.all_diverged = (int(count) for count in tensors["counts"].tolist())
         if "planned" in tensors:
             self.begun, self.thin, self.max_steps, self.total = (int(n) for n in tensors["planned"].tolist())
         self.adaptation.restore(tensors, self.done)
@@ -217,8 +217,8 @@ class HMCSampler(Sampler):
         since = self.done - (self.warmup if self.plan.step_size is None else 0)
         if since > PATIENCE:
             return
-        self.lost = self.lost + 1 if bool(self.of_all(divergent).all()) else 0
-        if self.lost == PATIENCE:
+        self.all_diverged = self.all_diverged + 1 if bool(self.of_all(divergent).all()) else 0
+        if self.all_diverged == PATIENCE:
             used = float(self.adaptation.size.max())
             hint = float(self.adaptation.search(torch.full_like(self.adaptation.dual.log_size, used / 4)).min())
             raise SamplingError(
