@@ -31,7 +31,7 @@ class Centre(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of an iteration of an adaptation: all of its states would fill memory."""
+    """The part of an adaptation iteration that is kept: whole states would fill the memory."""
 
     steps: Any
     adaptation_state: Any

@@ -233,7 +233,7 @@ def _goal_line(goal: str, value: str, met: bool | None) -> str:
 
 
 def _missing(record: Record) -> str:
-    """Return what is not on the page, with the reason."""
+    """Return the results that are not on the page, with the reasons."""
     lines: dict[tuple[str, str], list[str]] = {}
     for cell in record["cells"].values():
         reason = cell.get("error") or cell.get("absent")

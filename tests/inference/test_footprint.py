@@ -81,7 +81,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
     given = problem()
     usage = type(footprint.shutil.disk_usage("/"))(10 * MB, 9 * MB, 1 * MB)
     monkeypatch.setattr(footprint.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"out: the draws of .* take 9\.6 MB on disk, 1\.0 MB are free.*draw_dtype"):
+    with pytest.raises(InputError, match=r"out: the draws of .* need 9\.6 MB on disk, 1\.0 MB are free.*draw_dtype"):
         cr.SGHMC(chains=4, draws=50).fit(given, out=tmp_path / "deep" / "run")
 
 

@@ -170,7 +170,7 @@ def metadata(posterior: Posterior, network: StackedNetwork, notes: Sequence[str]
 
 
 def expected_outputs(predictive: Predictive, levels: Sequence[float]) -> dict[str, Tensor]:
-    """Return what a graph has to return for the rows of a predictive, by name."""
+    """Return the outputs, by name, that a graph must have for the rows of a predictive."""
     names = LABELS if predictive.likelihood.support in ("class", "binary") else NUMBERS
     found = {name: getattr(predictive, name) for name in names}
     if levels:

@@ -258,7 +258,7 @@ def _categories(model: TableModel) -> list[Categorical]:
 
 
 def _read_text(model: Any, columns: Mapping[str, tuple[dict[str, int], int]]) -> None:
-    """Let a graph take the text of categorical columns, which LabelEncoder nodes turn into positions."""
+    """Make a graph accept the text of categorical columns, which LabelEncoder nodes turn into indices."""
     from onnx import TensorProto, helper
 
     if not columns:
@@ -282,7 +282,7 @@ def _read_text(model: Any, columns: Mapping[str, tuple[dict[str, int], int]]) ->
 
 
 def _write_labels(model: Any, classes: Sequence[str]) -> None:
-    """Let a graph return the label of the most probable class instead of its index."""
+    """Make a graph return the label of the most probable class instead of its index."""
     from onnx import TensorProto, helper
 
     for node in model.graph.node:

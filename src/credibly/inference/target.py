@@ -1,4 +1,4 @@
-"""What a sampler sees: the log density at C points, split into likelihood and prior, and its gradient.
+"""The target of a sampler: the log density at C points, split into likelihood and prior, and its gradient.
 
 `ProblemTarget` is the density of a `Problem`, `StreamTarget` that of a stream, `DensityTarget` that of a function.
 """

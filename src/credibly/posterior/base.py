@@ -237,7 +237,7 @@ class Posterior(ABC):
         """Return the tensors to store, by name."""
 
     def description(self) -> Any:
-        """Return what else to store, as plain JSON values."""
+        """Return everything else to store, in plain JSON."""
         return None
 
     @classmethod

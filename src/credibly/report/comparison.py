@@ -312,7 +312,7 @@ def _verdicts_section(facts: dict[str, FitSummary], pages: Mapping[str, str], bo
 
 
 def _main_finding(found: Assessment, wrong: tuple[Finding, ...]) -> str:
-    """Return what makes a fit unreliable, or else its first finding."""
+    """Return the main reason why a fit is unreliable, or else its first finding."""
     if wrong:
         return wrong[0].text
     return found.reasons[0] if found.reasons else found.headline

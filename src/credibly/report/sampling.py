@@ -69,7 +69,7 @@ def _wanted(facts: FitSummary) -> int:
 
 
 def _problems(facts: FitSummary) -> tuple[list[str], tuple[Recommendation, ...]]:
-    """Return what falls short, a clause each, and what to do about it."""
+    """Return the problems of the chains, a clause each, and advice on them."""
     found = facts.diagnostics
     assert found is not None
     main = next(iter(found.judged.values()))

@@ -145,7 +145,7 @@ class NUTSSampler(HMCSampler):
         )
 
     def history(self) -> dict[str, Any]:
-        """Return what HMC records, with the depth of the trajectories instead of their length."""
+        """Return the values of HMC, with the depth of the trajectories instead of their length."""
         found = super().history()
         sums = self.of_all(self.sums, 1)
         count = sums[3].clamp(min=1)

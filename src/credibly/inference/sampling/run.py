@@ -157,7 +157,7 @@ class SamplingMethod(Method):
 
 
 class Run:
-    """What one run consists of: settings, target, this process's chains, and where their draws go."""
+    """One run: its settings, its target, this process's chains, and where their draws go."""
 
     def __init__(
         self,

@@ -66,11 +66,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def live_values(self) -> dict[str, float | str]:
-        """Return what the progress bar shows."""
+        """Return the values that the progress bar shows."""
 
     @abstractmethod
     def history(self) -> dict[str, Any]:
-        """Return what the record keeps, as plain JSON values."""
+        """Return values for the record, in plain JSON."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
