@@ -18,7 +18,7 @@ from credibly.core.rng import CHUNK, fill_normal, keys_from, stream, stream_keys
 # How many numbers of a chain come from one stream: seeding it costs as much as a thousand of them.
 BLOCK_VALUES = 2**16
 # Numbers of a large chain that are generated at a time where that suffices: 4 MiB, a multiple of CHUNK.
-PIECE = 2**20
+LARGE_CHUNK = 2**20
 
 Fill = Callable[[Tensor, tuple[int, int]], None]
 
@@ -110,7 +110,7 @@ class LargeNoise:
     @functools.cached_property
     def chunk(self) -> Tensor:
         """Memory for a chunk of the numbers of one chain."""
-        return torch.empty(1, min(PIECE, self.padded))
+        return torch.empty(1, min(LARGE_CHUNK, self.padded))
 
     def at(self, iteration: int) -> Tensor:
         """Return the numbers of one iteration, (C, D): a view that is valid until the next call."""
@@ -129,8 +129,8 @@ class LargeNoise:
     def chunks(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield the numbers of `of` in chunks, each with its slice of the chain: views valid until the next one."""
         keys = self._keys(self.chains[index], iteration)
-        for start in range(0, self.dim, PIECE):
-            stop = min(start + PIECE, self.dim)
+        for start in range(0, self.dim, LARGE_CHUNK):
+            stop = min(start + LARGE_CHUNK, self.dim)
             padded = -(-(stop - start) // CHUNK) * CHUNK
             self.fill(self.chunk[0, :padded], keys_from(keys, start))
             yield slice(start, stop), self.chunk[:, : stop - start]

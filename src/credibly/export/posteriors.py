@@ -62,8 +62,8 @@ def export_posterior(
     tensors = [tensor for _, tensor in tensors_of(rows)]
     names = input_names(posterior.model.row)
     outputs = output_names(likelihood, levels)
-    graph = PredictiveGraph(DrawsGraph(network, _some(tensors, TRACED)), likelihood, levels)
-    program = trace(graph, tuple(_some(tensors, TRACED)), (({0: torch.export.Dim.DYNAMIC},) * len(tensors),))
+    graph = PredictiveGraph(DrawsGraph(network, _first_rows(tensors, TRACED)), likelihood, levels)
+    program = trace(graph, tuple(_first_rows(tensors, TRACED)), (({0: torch.export.Dim.DYNAMIC},) * len(tensors),))
     notes = (how, *notes)
     content = program
     if file.suffix == ".onnx":
@@ -205,5 +205,5 @@ def _case(
     return Case(given, expected, scales_of(expected))
 
 
-def _some(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
+def _first_rows(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
     return [tensor[:count].clone() for tensor in tensors]
