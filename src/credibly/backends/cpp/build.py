@@ -78,7 +78,7 @@ def build(folder: Path, which: str = "") -> None:
         manifest |= {"compiler": _version(compiler), "files": _compile(compiler, folder, which)}
     except BuildError as error:
         manifest |= {"files": {}, "note": str(error)}
-        print(f"credibly: {error}. Without it, small networks run in torch", file=sys.stderr)
+        print(f"credibly: {error}. Without the C++ backend, small networks run in torch", file=sys.stderr)
     with _replacing(folder / MANIFEST) as path:
         path.write_text(json.dumps(manifest, indent=1) + "\n")
     files: dict[str, object] = manifest["files"]  # type: ignore[assignment]
@@ -140,7 +140,7 @@ def _chosen(probe: Path, which: str) -> list[str]:
         return known
     names = which.split(",") if which else [known[min(cpu_level(probe), len(known) - 1)]]
     if not set(names) <= set(known):
-        raise BuildError(f"CREDIBLY_VARIANTS={which} is not available on this architecture ({', '.join(known)})")
+        raise BuildError(f"CREDIBLY_VARIANTS={which} is not available on this architecture, only {', '.join(known)}")
     return [name for name in known if name in names]
 
 
