@@ -26,8 +26,8 @@ METRICS = (
 INTRODUCTION = """# Coverage of the defaults on small tables
 
 How often do the 90 % intervals of the defaults contain the target of a new row? Every default is fitted to {splits}
-splits of {count} tables of {fewest:,} to {most:,} training rows. Aimed for: between {low:.2f} and {high:.2f} on average
-over the tables, and on no table below {lowest:.2f}.
+splits of {count} tables of {fewest:,} to {most:,} training rows. The goal is a coverage between {low:.2f} and
+{high:.2f} on average over the tables, and of at least {lowest:.2f} on every table.
 """
 SETUP = """## Setup
 

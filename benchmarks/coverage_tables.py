@@ -35,7 +35,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class SmallTable:
-    """A table: its name, what it is, and its splits."""
+    """A table: its name, description and splits."""
 
     name: str
     about: str

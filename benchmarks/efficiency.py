@@ -5,7 +5,7 @@
 All sample the same density (inputs-50-1, SiLU, known noise, Normal prior) from the same starting points, and the time
 includes everything from the first step of warm-up to the last draw. The same function,
 `credibly.diagnostics.convergence.ess`, is then applied to the predictions of all draws at held-out rows. Reported is
-the time per effective sample, for the median and the worst row. MCLMC has no Metropolis correction; ESS does not see
+the time per effective sample, for the median and the worst row. MCLMC has no Metropolis correction; ESS does not detect
 the bias of its draws, which is in its favour.
 """
 

@@ -66,7 +66,7 @@ def resnet(precision: str, setting: Setting) -> Iterator[Row]:
         precision=None if precision == "tf32" else "bf16",
     )
     target = ProblemTarget(problem)
-    target.compile_pieces(not setting.quick, 10**6, 1)
+    target.compile_parts(not setting.quick, 10**6, 1)
     theta = problem.layout.read(net).unsqueeze(0)
 
     def ours() -> torch.Tensor:

@@ -55,7 +55,7 @@ def resnet(images: int, quick: bool) -> None:
             net, (x, y), cr.likelihoods.Categorical(), cr.priors.Normal(0.3), precision=precision, micro_batch=rows
         )
         target = ProblemTarget(problem)
-        target.compile_pieces(way == "compiled", 10**6, 1)
+        target.compile_parts(way == "compiled", 10**6, 1)
         theta = problem.layout.read(net).unsqueeze(0)
         start = time.perf_counter()
         try:

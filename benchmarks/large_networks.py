@@ -112,7 +112,7 @@ def problem(name: str, device: str, net: nn.Module | None = None) -> cr.Problem:
 
 # -- plain loops -------------------------------------------------------------------------------------------------------
 class Loop:
-    """What a user would write: one step per call."""
+    """The loop that a user would write: one step per call."""
 
     def __init__(self, name: str, device: str, batch: int, method: str) -> None:
         self.x, self.y = rows(name, device)
@@ -220,7 +220,7 @@ def our_fit(name: str, device: str, batch: int, method: str) -> object:
 
 
 def plain_fit(name: str, device: str, batch: int, method: str) -> object:
-    """Return what the plain loops end with: networks, moments or draws."""
+    """Return the results of the plain loops: networks, moments or draws."""
     results: list[Any] = []
     for _ in range(MEMBERS if method == "ensemble" else 1):
         loop = Loop(name, device, batch, method)

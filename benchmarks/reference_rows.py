@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 Array = npt.NDArray[Any]
 
 VOCABULARY = 20_000
-# Reviews whose influence is looked for, and reviews of the test set for the control; the others are evaluated.
+# Reviews whose influence is tested, and reviews of the test set for the control; the others are evaluated.
 KNOWN, DOUBTFUL, CONTROL = slice(15_000, 20_000), slice(20_000, 25_000), slice(0, 5_000)
 EVALUATED = slice(5_000, 25_000)
 # Inverse strength of the penalty of the linear classifiers.

@@ -213,8 +213,8 @@ def _notes(size: Size, seeds: int) -> tuple[str, ...]:
         "The features are fixed: edges in eight directions on a 7 x 7 grid (392 values). A 392-64-10 network is "
         f"trained on them, with prior N(0, {PRIOR:g}²) divided by the fan-in. MC-Dropout: rate 0.5 before both "
         f"layers, {2 * size.steps} Adam steps, {DRAWS} passes. Ensemble: {size.members} randomly initialised members, "
-        f"{size.steps} steps at a constant learning rate of 0.02 (with a decaying rate the members came out alike and "
-        f"had nothing to disagree about). Bayes by Backprop: mean field, {8 * size.steps // 3} steps, {DRAWS} draws.",
+        f"{size.steps} steps at a constant learning rate of 0.02 (with a decaying rate the members were almost "
+        f"identical and hardly disagreed). Bayes by Backprop: mean field, {8 * size.steps // 3} steps, {DRAWS} draws.",
         "Most settings were chosen with random acquisition: the features by ridge regression, evaluated on 4,000 of "
         "the test images; rates, steps and the prior in a few trials on training images. Three choices were made "
         "after single runs of BALD: dropout before both layers, as in published networks, since with dropout before "

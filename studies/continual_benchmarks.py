@@ -40,7 +40,7 @@ class Benchmark:
 
 
 def permuted(data: list[Tensor], size: Size, seed: int, device: str) -> Benchmark:
-    """Return tasks that each permute the pixels in their own strategy; all have ten classes and share one head."""
+    """Return tasks that each permute the pixels differently; all have ten classes and share one head."""
     x, y, x_test, y_test = data
     tasks, tests = [], []
     for t in range(size.tasks):

@@ -73,9 +73,9 @@ def run_cost(options: Options) -> Result:
         "size from a separate run: k chains are the first iterations of k of them, averaged over all groups of k. "
         f"{FIXED_FIRST}",
         "At full size the burn-in is the shortest of 12, 25, 50 and 100 iterations after which R-hat of the training "
-        "log likelihood over the next 50 iterations of 12 chains was at most 1.05, on that split and that subset: then "
-        "no draw that is compared belongs to the approach to the posterior, and further chains cost the iterations of "
-        f"their burn-in and nothing else. In these runs this R-hat (next {least} iterations) is at most: {worst}.",
+        "log likelihood over the next 50 iterations of 12 chains was at most 1.05, on that split and that subset. The "
+        "chains have then reached the posterior before the first draw that is compared, and a further chain costs only "
+        f"the iterations of its burn-in. In these runs this R-hat (next {least} iterations) is at most: {worst}.",
         "Published: 1, 2 and 3 chains on CIFAR-10 and IMDB, with the best strategy for a given cost.",
     )
     return result_of_cost(tally.groups, checks.groups, notes)

@@ -222,9 +222,9 @@ def _how_scale(groups: Mapping[str, Cells], quick: bool) -> str:
         f'size at least 400 for predictions at 64 training rows (until="mixed"; at most, draws per chain: {most})'
     )
     return (
-        f"HMC: {size}. {'Some trajectories were cut' if short else 'No trajectory was cut'}. Chains count as mixed if "
-        f"R-hat of the worst test row is at most {MIXED}, mean over repeats. These settings were fixed by R-hat on a "
-        "split and a subset that no study uses, before any metric was computed."
+        f"HMC: {size}. {'Some trajectories were' if short else 'No trajectory was'} truncated. Chains count as mixed "
+        f"if R-hat of the worst test row is at most {MIXED}, mean over repeats. These settings were fixed by R-hat on "
+        "a split and a subset that no study uses, before any metric was computed."
     )
 
 

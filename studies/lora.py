@@ -100,7 +100,7 @@ def result_of(cells: list[dict[str, Any]], names: tuple[str, ...], size: Size, o
         f"Paired over seeds, the ECE of plain LoRA minus that of LoRA-Laplace is {signed(gaps['plain'])}, that of "
         f"temperature scaling minus that of LoRA-Laplace {signed(gaps['temperature'])}.",
         *([f"ECE of the others: {side.listed(others)}."] if others else []),
-        f"The highest accuracy has {METHODS[best['accuracy']]}, the lowest NLL {METHODS[best['nll']]}, the lowest ECE "
+        f"Highest accuracy: {METHODS[best['accuracy']]}; lowest NLL: {METHODS[best['nll']]}; lowest ECE: "
         f"{METHODS[best['ece']]}.",
         "Other texts: "
         + side.listed([f"{title} are detected best by {METHODS[best[name]]}" for name, title in FAR.items()])

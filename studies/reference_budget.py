@@ -38,7 +38,7 @@ from credibly.storage.manifest import load_tensors
 
 Array = npt.NDArray[Any]
 
-# Part of the budget for the ensemble, and part of all steps that is warm-up.
+# Fraction of the budget for the ensemble, and fraction of all steps that is warm-up.
 TRAINING, WARMUP = 0.12, 1 / 3
 # Steps of two fits that measure how long a training step takes.
 TRAINING_TRIALS = (10, 50)

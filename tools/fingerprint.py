@@ -7,8 +7,8 @@
     python tools/fingerprint.py compare --common before.json loaded.json
 
 PYTHONPATH chooses the version of credibly. Each part runs in a process of its own, because its
-environment decides between plain, compiled and native code. An entry that cannot be computed holds
-the type of its error. Nothing that depends on the clock is hashed, and no wording.
+environment decides between plain, compiled and native code. An entry that cannot be computed holds the type of its
+error. Neither wording nor anything that depends on the clock is hashed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEV
 ENVIRONMENT |= {"COLUMNS": "250", "TERMINAL_WIDTH": "250"}  # so that no line of help is folded
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 LIMIT = 900  # seconds that a part may take
-SMALL = {  # settings that take no time
+SMALL = {  # settings of short runs
     **dict.fromkeys(("mle", "map", "bbb", "laplace"), "steps=30 batch_size=16"),
     "ensemble": "steps=30 batch_size=16 members=3",
     "dropout": "steps=30 batch_size=16 insert='*' rate=0.1",
@@ -174,14 +174,14 @@ def settings_of(text: str) -> dict[str, Any]:
 
 
 def method_of(name: str, text: str = "", part: str = "") -> Any:
-    """Build a method with its small settings and some others, on the path that a part is about."""
+    """Build a method with its short settings and the given ones, on the code path that a part covers."""
     path = {"plain": "compile=False", "compiled": "compile=True"}.get(part, "")
     return cr.METHODS[name](**settings_of(f"{SMALL[name]} {path} {text}"))
 
 
 # -- hashes ----------------------------------------------------------------------------------------
 def plain(value: Any) -> Any:
-    """Turn what JSON does not know into what it does: tensors into hashes of their bytes."""
+    """Convert values that JSON cannot hold; tensors become hashes of their bytes."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
@@ -193,7 +193,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """Keep what a record says in numbers: its words may change, and its seconds do."""
+    """Return the numbers of a record, except durations; its wording may change."""
     if isinstance(value, Mapping):
         return {key: numbers(part) for key, part in value.items() if key != "seconds"}
     if isinstance(value, (list, tuple)):
@@ -202,7 +202,7 @@ def numbers(value: Any) -> Any:
 
 
 class Book:
-    """The entries of one part, and the run folders that it writes or, with `load`, finds."""
+    """The entries of one part, and the run folders that it writes or, with `load`, reads."""
 
     def __init__(self, part: str, runs: Path, load: bool) -> None:
         self.part, self.runs, self.load, self.scratch = part, runs, load, os.environ["SCRATCH"]
@@ -230,7 +230,7 @@ class Book:
         self.note(f"{name}/interval", lambda: interval(0.9))
         self.note(f"{name}/log_prob", lambda: p.log_prob(y))
         self.note(f"{name}/samples", lambda: p.sample(3, seed=2))
-        if self.part == "native" and x.ndim == 2:  # as many as go through the C++
+        if self.part == "native" and x.ndim == 2:  # enough rows for the C++ backend
             many = posterior.predict(x.repeat(2**18 // (p.draws * len(x)) + 1, 1))
             self.note(f"{name}/many-rows", lambda: [many.mean, many.variance])
 
@@ -255,7 +255,7 @@ def note_fit(book: Book, kind: str, method: str, settings: str = "") -> list[Any
         if not book.load:
             stop(folder, lambda: fitter.fit(problem, seed=7, out=folder, progress=False))
         folder = Path(shutil.copytree(folder, Path(book.scratch) / name))
-        described = kind != "density" and "compile" not in settings  # others get their problem
+        described = kind != "density" and "compile" not in settings  # other problems must be passed
         posterior = cr.resume(folder, None if described else problem, progress=False)
     elif book.load:
         net = problem.layout.module if kind in ("lstm", "residual") else None
@@ -299,12 +299,12 @@ def interrupt(folder: Path, process: int) -> None:
 
 # -- public names ----------------------------------------------------------------------------------
 def shown(value: Any) -> str:
-    """Write a default without its place in memory and without the module of a class."""
+    """Format a default value without memory addresses and module names."""
     return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def signature_of(value: Any) -> Any:
-    """Give names, kinds and defaults of the parameters, or None where there are none to see."""
+    """Return names, kinds and defaults of the parameters, or None if there is no signature."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
@@ -313,12 +313,12 @@ def signature_of(value: Any) -> Any:
 
 
 def ours(value: Any, home: str = "credibly") -> bool:
-    """Tell whether a class or function was defined in a module or below it."""
+    """Return whether a class or function was defined in a module or below it."""
     return f"{getattr(value, '__module__', '')}.".startswith(f"{home}.")
 
 
 def note_name(book: Book, name: str, value: Any) -> None:
-    """Record a public name: what it takes and, of a class, its fields and public members."""
+    """Record a public name: its signature and, for a class, its fields and public members."""
     book.note(name, lambda: [type(value).__name__, signature_of(value)])
     if not isinstance(value, type):
         return
@@ -347,9 +347,9 @@ def note_api(book: Book) -> None:
             note_name(book, f"{name}.{key}", getattr(value, key))
 
 
-# -- what posteriors are for -----------------------------------------------------------------------
+# -- uses of posteriors ----------------------------------------------------------------------------
 def note_uses(book: Book) -> None:
-    """Record figures, comparisons, decisions, priors made of posteriors, estimators."""
+    """Record metrics, comparisons, decisions, posteriors as priors, estimators."""
     (problem, x, y), (labelled, _, labels) = problem_of("regression"), problem_of("classes")
     names = ("laplace", "bbb", "swag", "hmc")
     fits = {name: method_of(name).fit(problem, seed=7) for name in names}
@@ -393,7 +393,7 @@ def note_uses(book: Book) -> None:
 
 # -- the command line ------------------------------------------------------------------------------
 def credibly(folder: Path, words: str) -> str:
-    """Run a command to its end and give what it printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "credibly", *words.split()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
@@ -522,7 +522,7 @@ def run_part(part: str, out: Path, runs: Path, load: bool) -> None:
 
 
 def compare(first: Path, second: Path, common: bool) -> int:
-    """Print the entries that differ or are missing, and give the exit code."""
+    """Print the entries that differ or are missing, and return the exit code."""
     one, two = (json.loads(path.read_text()) for path in (first, second))
     names = sorted(one.keys() & two.keys() if common else one.keys() | two.keys())
     bad = [name for name in names if one.get(name) != two.get(name)]
@@ -533,13 +533,13 @@ def compare(first: Path, second: Path, common: bool) -> int:
 
 
 def main() -> int:
-    """Read the command line and do as it says."""
+    """Run the command."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("verb", choices=("record", "load", "compare", "part"))
     parser.add_argument("words", nargs="+", metavar="path")
-    parser.add_argument("--runs", type=Path, help="of record: keep the run folders here")
-    parser.add_argument("--common", action="store_true", help="of compare: ignore missing entries")
+    parser.add_argument("--runs", type=Path, help="record: folder to keep the run folders in")
+    parser.add_argument("--common", action="store_true", help="compare: ignore missing entries")
     given = parser.parse_args()
     paths = [Path(word) for word in given.words]
     if given.runs and given.runs.exists():

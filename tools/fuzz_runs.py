@@ -1,14 +1,14 @@
-"""Mutate saved run folders and load them: every one is refused in words, or predicts what it did before.
+"""Mutate saved run folders and load them: each must be rejected with a readable error, or predict as before.
 
     python tools/fuzz_runs.py --count 2000 --seed 0
 
 | kind of mutation | what must hold |
 |---|---|
-| accident: flipped bits, cut or swapped files, edited JSON, pipes for files | refused, or the same predictions |
-| forgery: edits of JSON, headers and rows, with all checksums computed anew | refused, or loaded: no traceback |
+| accident: flipped bits, cut or swapped files, edited JSON, pipes for files | rejected, or the same predictions |
+| forgery: edits of JSON, headers and rows, with all checksums recomputed | rejected, or loaded: no traceback |
 
-A forger who computes the checksums anew can change predictions; no checksum prevents that. Nothing may raise anything
-but an error in words, wait for ever, or take more than a gigabyte.
+A forger who recomputes the checksums can change predictions; no checksum prevents that. No mutation may cause a
+traceback, block forever, or use more than a gigabyte.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def swap(folder: Path, others: list[Path], rng: random.Random) -> None:
 
 
 def foreign(folder: Path, others: list[Path], rng: random.Random) -> None:
-    """Put a part of another run in the place of this one's."""
+    """Replace a part of the run by that of another run."""
     candidates = []
     for other in others:
         for path in sorted(other.rglob("*")):
@@ -150,7 +150,7 @@ def foreign(folder: Path, others: list[Path], rng: random.Random) -> None:
 
 
 def replace(folder: Path, others: list[Path], rng: random.Random) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file by a folder, a pipe or a link."""
     path = some_file(folder, rng)
     path.unlink()
     kind = rng.randrange(5)
@@ -173,14 +173,14 @@ def edit(folder: Path, others: list[Path], rng: random.Random) -> None:
 
 
 def forge(folder: Path, others: list[Path], rng: random.Random) -> None:
-    """Edit a JSON file and compute the checksums anew."""
+    """Edit a JSON file and recompute the checksums."""
     path = some_file(folder, rng, ".json")
     path.write_text(edited(path.read_text(), rng))
     seal(folder)
 
 
 def forge_header(folder: Path, others: list[Path], rng: random.Random) -> None:
-    """Claim other shapes, dtypes or places for the tensors of a file."""
+    """Claim other shapes, dtypes or offsets for the tensors of a file."""
     path = some_file(folder, rng, ".safetensors")
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -276,7 +276,7 @@ def _places(values: Any) -> Any:
 
 
 def seal(folder: Path) -> None:
-    """Compute all checksums anew, as a forger would, as far as the files are still what they claim to be."""
+    """Recompute all checksums, as a forger would, as far as the files can still be parsed."""
     for path in sorted(folder.rglob("manifest.json")):
         with suppress_invalid():
             manifest = json.loads(path.read_text())
@@ -297,7 +297,7 @@ def seal(folder: Path) -> None:
 
 
 def suppress_invalid() -> suppress:
-    """Leave what is no longer a manifest as it is."""
+    """Ignore errors of files that are no longer valid, which then stay as they are."""
     return suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -332,7 +332,7 @@ class Waiting(BaseException):
 
 
 def attack(place: Path, count: int, seed: int, first: int = 0) -> Outcome:
-    """Mutate runs `count` times and return what became of them."""
+    """Mutate runs `count` times and return the outcomes."""
     runs = make_runs(place)
     known = {run.name: answer(run) for run in runs}
     outcome, work = Outcome(), place / "work"
@@ -371,7 +371,7 @@ def attack(place: Path, count: int, seed: int, first: int = 0) -> Outcome:
 
 
 def outcome_of(folder: Path, known: list[Any], forged: bool) -> tuple[str, str]:
-    """Return what became of a mutated run, with the message of its error."""
+    """Return the outcome of loading a mutated run, with the message of its error."""
     try:
         if answer(folder) == known:
             return "the same", ""

@@ -66,7 +66,7 @@ def table() -> str:
         note = f" *{case.note}*" if case.note else ""
         lines.append(f"| {case.name}{note} | {' | '.join(cells)} |")
     meanings = [f'| {number} | "{word}" |' for number, word in enumerate(words, 1)]
-    refusals = ["", "| number | words in the error |", "|---|---|", *meanings]
+    refusals = ["", "| number | the error contains |", "|---|---|", *meanings]
     return HEAD.format(count=len(CASES)) + "\n".join(lines + refusals) + "\n" + TAIL
 
 

@@ -1,4 +1,4 @@
-"""Execute the notebooks of docs/notebooks and write them back without traces of the machine.
+"""Execute the notebooks of docs/notebooks and write them back without machine-specific metadata.
 
 `python tools/notebooks.py` runs all of them, `python tools/notebooks.py NAME...` some. Needs nbclient and ipykernel.
 """

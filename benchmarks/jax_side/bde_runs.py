@@ -1,7 +1,7 @@
 """bde: ensembles of microcanonical Langevin chains as scikit-learn estimators, with a density of their own.
 
 The network predicts mean and noise of every row, each member starts at a trained network, and lengths are fixed in
-advance, so the time budget does not apply. Every `fit` compiles anew. With JAX's compilation cache the second of two
+advance, so the time budget does not apply. Every `fit` recompiles. With JAX's compilation cache the second of two
 equal fits finds its programs there: its time is reported, and the first one's excess as compilation.
 """
 

@@ -1,4 +1,4 @@
-"""Runs of BlackJAX and NumPyro that use up a given time: warm-up, then chunks of draws until the time is out.
+"""Runs of BlackJAX and NumPyro that use up a given time: warm-up, then chunks of draws until the time is up.
 
 A sampler is a pair of functions,
 
@@ -31,7 +31,7 @@ class Centre(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of an iteration of an adaptation: all of its states would fill memory."""
+    """The part of an adaptation iteration that is kept: whole states would fill the memory."""
 
     steps: Any
     adaptation_state: Any

@@ -1,6 +1,6 @@
 """nutpie on the same density: its Rust sampler calls a gradient that JAX has compiled, a thread per chain.
 
-The sampler runs in the background until the time is out and is then stopped. Its chains do not wait for one another;
+The sampler runs in the background until the time is up and is then stopped. Its chains do not wait for one another;
 draws beyond the shortest chain are dropped.
 """
 
@@ -103,7 +103,7 @@ def _draws(trace):
     lengths = np.isfinite(draws[..., 0]).sum(1)
     shortest = int(lengths.min()) if lengths.size else 0
     if not shortest:
-        raise RuntimeError("nutpie: the time was out before every chain had a draw")
+        raise RuntimeError("nutpie: the time was up before every chain had a draw")
     steps = sum(float(np.nansum(np.asarray(one["n_steps"], np.float64))) for one in (warm, stats))
     divergences = float(np.nansum(np.asarray(stats["diverging"], np.float64)))
     return draws[:, :shortest], {"gradients": steps, "divergences": divergences}

@@ -26,7 +26,7 @@ from credibly.diagnostics.convergence import mcse
 FOLDER = Path(__file__).parent
 DATA, SUMMARIES = FOLDER / "data.npz", FOLDER / "references.json"
 FUNCTIONS = ("mean", "square", "lower tail", "upper tail")
-# Probability that a comparison of one posterior fails although the draws are right: the limit of the largest |z|.
+# Probability that a comparison of one posterior fails although the draws are correct: the limit of the largest |z|.
 LEVEL = 1e-3
 
 
@@ -68,7 +68,7 @@ class Reference:
 
     @property
     def limit(self) -> float:
-        """The largest |z| of right draws, with probability 1 - LEVEL by Bonferroni's inequality."""
+        """The largest |z| of correct draws, with probability 1 - LEVEL by Bonferroni's inequality."""
         return float(stats.norm.isf(LEVEL / 2 / (len(FUNCTIONS) * len(self.names))))
 
 

@@ -29,7 +29,7 @@ FEW_DIVERGENT = 0.01
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of one sampler gave.
+    """The result of one run of one sampler.
 
     Attributes:
         posterior, sampler, dim, seed: which run; D.

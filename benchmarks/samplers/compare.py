@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def exact(self) -> bool:
-        """Whether draws have no bias that ESS does not see."""
+        """Whether the draws are free of bias, which ESS would not detect."""
         return self.sampler not in UNADJUSTED
 
     def median(self, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What is measured of a run: ESS and R-hat of predictions at test rows, per second, and the test log-likelihood."""
+"""The measures of a run: ESS and R-hat of predictions at test rows, per second, and the test log-likelihood."""
 
 from __future__ import annotations
 

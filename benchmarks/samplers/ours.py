@@ -1,4 +1,4 @@
-"""Our samplers against the clock: warm-up, then draws until the time is out.
+"""Our samplers against the clock: warm-up, then draws until the time is up.
 
 The loop is that of `fit`, without its progress bar and checkpoints; `Sampler.prolong` adds draws as long as there is
 time.
@@ -21,7 +21,8 @@ from credibly.inference.sampling.loop import never
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.tables.recipe import Recipe
 
-# Iterations between two looks at the clock, which wait for a GPU, and those of the run that compiles everything.
+# Iterations between two checks of the clock, each of which waits for a GPU; iterations of the run that compiles
+# everything.
 EVERY, REHEARSED = 5, 3
 # Draws that are taken even if warm-up used up the time.
 LEAST = 20
@@ -69,7 +70,7 @@ def _sample(
     warmup_seconds = 0.0
     while sampler.done % EVERY or more(sampler.done, _seconds(began, target.device), len(draws)):
         if sampler.done >= sampler.total:
-            sampler.prolong(method.draws, anew=False)
+            sampler.prolong(method.draws, discard=False)
         sampler.advance(never)
         if sampler.keeps():
             warmup_seconds = warmup_seconds or _seconds(began, target.device)

@@ -1,4 +1,4 @@
-"""The posterior that everybody samples: inputs-50-1 with SiLU on a UCI split, its noise scale learned.
+"""The posterior that all samplers share: inputs-50-1 with SiLU on a UCI split, its noise scale learned.
 
 The network, the prior (Normal, scaled by the fan-in) and the noise (log scale ~ N(-1, 1)) are those of the UCI study.
 """

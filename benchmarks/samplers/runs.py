@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: which posteriors and samplers, for how long and how often."""
+    """The plan of a benchmark: which posteriors and samplers to run, for how long and how often."""
 
     root: Path
     sets: tuple[str, ...]

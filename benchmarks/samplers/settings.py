@@ -1,8 +1,8 @@
 """The samplers of the benchmark and their settings: the one table to edit.
 
 Every sampler uses the whole time budget, so `draws` is only the size of a round of ours, and `chunk` the draws that a
-peer takes between two looks at the clock. Peers have the adaptation that their documentation recommends, and variants
-where one setting does not suit all posteriors; the results page compares with the best variant of each. Everybody works
+peer takes between two checks of the clock. Peers have the adaptation that their documentation recommends, and variants
+where one setting does not suit all posteriors; the results page compares with the best variant of each. Everything is
 in float32.
 """
 
@@ -74,7 +74,7 @@ NOT_ON_GPU = {"nutpie": "a CPU sampler with a thread per chain", "nutpie-low-ran
 
 # Samplers whose density differs from the others': only log-likelihood and seconds are comparable.
 OTHER_DENSITY = ("bde",)
-# Samplers without a Metropolis correction: ESS does not see their bias.
+# Samplers without a Metropolis correction: ESS does not detect their bias.
 UNADJUSTED = ("mclmc", "blackjax-mclmc")
 # A peer's library, by the first part of its name.
 LIBRARIES = {"blackjax": "blackjax", "numpyro": "numpyro", "nutpie": "nutpie", "bde": "sklearn-contrib-bde"}

@@ -1,4 +1,4 @@
-"""Accuracy and calibration on real tables: `credibly fit` beside what people use today, defaults everywhere.
+"""Accuracy and calibration on real tables: `credibly fit` beside commonly used models, all with their defaults.
 
     python -m benchmarks.tables --root DIR --site DIR --cache DIR --prepare       # write the tables into the cache
     python -m benchmarks.tables --cache DIR --models ours --workers 8 --out ours.json

@@ -168,7 +168,7 @@ def merge(record: Record, others: list[Record]) -> Record:
 def with_stored(record: Record, stored: Record) -> Record:
     """Return a record with the cells of other models that an earlier page has stored.
 
-    Those have no scores of rows. The standard errors of their differences to `credibly fit` are kept as `errors`, for
+    Those have no per-row scores. The standard errors of their differences to `credibly fit` are kept as `errors`, for
     one split each.
     """
     cells, old = dict(record["cells"]), stored["cells"]

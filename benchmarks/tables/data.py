@@ -69,7 +69,7 @@ class Table:
         return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
 
     def about_columns(self) -> dict[str, Any]:
-        """Return what tables.json has on this table."""
+        """Return the entry of this table in tables.json."""
         return {
             "about": self.about, "source": self.source, "task": self.task, "target": self.target,
             "categorical": list(self.categorical), "group": self.group, "dropped": self.dropped,

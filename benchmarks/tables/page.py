@@ -51,16 +51,16 @@ whose true coverage is 90 % is outside of 0.87 to 0.93 in one of three benchmark
 **What the defaults have seen.** The choices within a fit see its training rows alone. The choices that a fit can make,
 and their limits, were designed with scores of the first split of eleven of these tables in view (Boston, concrete,
 energy, wine, yacht, protein, diamonds, housing, wages, caschool, naval); a first complete run on first splits led to
-clipped inputs and shorter training. Changes that were not taken were tried on computers, vietnam and star as well;
-breast_cancer, mathlevel and mroz were fitted again meanwhile. Small smooth networks were developed with test rows of
-naval, energy, concrete and yacht in view. Heavy-tailed noise and its degrees of freedom were chosen by short fits to
+clipped inputs and shorter training. Changes that were rejected were also tried on computers, vietnam and star;
+breast_cancer, mathlevel and mroz were refitted during development. Small smooth networks were developed with test rows
+of naval, energy, concrete and yacht in view. Heavy-tailed noise and its degrees of freedom were chosen by short fits to
 training rows of the first splits of ten tables (computers, star, vietnam, wages, hi, males, budgetfood, protein,
-housing, caschool). Hdma and ofp were used for no choice.
+housing, caschool). No choice was based on hdma or ofp.
 
 **Models**, each with its defaults. `credibly fit`: as the command does on a Parquet file of the training
 rows, with the task named, and all numbers of its report, without the page and its pictures. The threads and the
 machine are at the end of this page. The peers ran in one thread, some of them on a loaded machine with two cores; those
-whose cells have no scores of rows were measured for an earlier version of this page. Their difference to
+whose cells have no per-row scores were measured for an earlier version of this page. Their difference from
 `credibly fit` is that of the means, with the standard error of the paired difference at that time. Not every model has
 every split (the standard error is missing where there is one).
 "estimator": `BayesianRegressor(tune=None)` or `BayesianClassifier(tune=None)` on one-hot columns. HistGradientBoosting
@@ -76,10 +76,10 @@ one-hot columns.
 
 **Tables.** The UCI tables have their standard splits of 90 and 10 %; all others have random splits of 80 and 20 %, and
 are subsampled to 10,000 rows. Columns that are functions, components or consequences of the target are dropped, and so
-are identifiers. In males the split is by person: `nr` is no input, and `credibly fit` and MAPIE are told the group.
-Targets that repeat a few values (wine, hi) have no density in a strict sense; a model that puts narrow peaks on those
-values would gain without limit. This happens to the GP on wine, where 15 % of the rows are copies of others, so
-it is left out there.
+are identifiers. In males the split is by person: `nr` is not an input, and `credibly fit` and MAPIE receive it as the
+group. Targets that repeat a few values (wine, hi) have no density in a strict sense; a model that puts narrow peaks on
+those values would gain without limit. This happens to the GP on wine, where 15 % of the rows are copies of others, so
+the GP is omitted there.
 """
 
 
@@ -138,7 +138,7 @@ def page(record: Record, results: Results, cache: Path) -> str:
         parts += ["## Counts and classes: coverage as given, and exact by randomisation\n", _exact(results, discrete)]
     parts += ["## Width of the 90 % interval, classes in the 90 % set\n", by_table(results, results.tables, "width")]
     parts += ["## Seconds to fit and predict\n", by_table(results, results.tables, "seconds")]
-    parts += ["## Processor seconds, which other programs on the machine do not change\n"]
+    parts += ["## Processor seconds, which do not depend on the load of the machine\n"]
     parts += [by_table(results, results.tables, "cpu_seconds")]
     parts += ["## Tables\n", _about(results, cache), SETUP, _missing(record), _footer(record)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -233,7 +233,7 @@ def _goal_line(goal: str, value: str, met: bool | None) -> str:
 
 
 def _missing(record: Record) -> str:
-    """Return what is not on the page, with the reason."""
+    """Return the results that are not on the page, with the reasons."""
     lines: dict[tuple[str, str], list[str]] = {}
     for cell in record["cells"].values():
         reason = cell.get("error") or cell.get("absent")

@@ -125,11 +125,11 @@ class Forward:
 
     @property
     def cpp_stack(self) -> Stack | None:
-        """The network for the C++ backend, or None if it is not supported. First access may compile the backend."""
-        return self.small if self.small is not None and self.small.compiled() else None
+        """The network for the C++ backend, or None if it is not supported or the library is missing."""
+        return self.small_stack if self.small_stack is not None and self.small_stack.compiled() else None
 
     @functools.cached_property
-    def small(self) -> Stack | None:
+    def small_stack(self) -> Stack | None:
         """The network as a stack of small layers, on any device, or None if it is not one."""
         plain = self.stack is not None and self.module is self.layout.module and self.precision is None
         return Stack.of(self.module, self.layout) if plain and not self.looped else None
@@ -138,8 +138,7 @@ class Forward:
         """Return a copy that runs the network in its native dtype, without autocast."""
         other = copy.copy(self)
         other.precision = None
-        for cached in ("native", "small"):
-            other.__dict__.pop(cached, None)
+        other.__dict__.pop("small_stack", None)  # cached, and None under autocast
         return other
 
     def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:

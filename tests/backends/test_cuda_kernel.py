@@ -59,7 +59,7 @@ def problem(
 
 
 def spec_of(given: cr.Problem) -> spec.KernelSpec | None:
-    return spec.kernel_spec(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
+    return spec.kernel_spec(given.forward.small_stack, given.layout, given.x, given.y, given.likelihood, given.prior)
 
 
 FLAGS = ("-O1", "-std=c++20", "-fPIC", "-pthread", "-Wno-unknown-pragmas")

@@ -183,7 +183,7 @@ def test_kernels_of_residual_units_match_the_plain_layers(precision, monkeypatch
     target, wanted = ProblemTarget(problem), ProblemTarget(exact).likelihood_and_grad(theta.double())[1]
     assert problem.fused
     assert not exact.fused
-    assert not target.compile_pieces(True, 10**6, 1)
+    assert not target.compile_parts(True, 10**6, 1)
 
     def error():
         return float((target.likelihood_and_grad(theta)[1] - wanted).norm() / wanted.norm())

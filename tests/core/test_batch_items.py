@@ -102,7 +102,7 @@ def test_targets_with_other_names_are_named_by_the_user():
     assert torch.equal(classes(mlp(2, 4, 3), cr.data.in_memory(stream)).y, Y)
     with pytest.raises(cr.InputError, match="and no 'kind'"):
         cr.data.Stream(loader, target="kind")
-    with pytest.raises(cr.InputError, match="its items hold 'y' alone"):
+    with pytest.raises(cr.InputError, match="its items hold only 'y'"):
         split_item({"y": Y})
 
 

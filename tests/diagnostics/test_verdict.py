@@ -28,7 +28,7 @@ def test_good_functions_excuse_the_weights():
     alone = diagnose(apart)
     assert not alone.ok
     assert alone.verdict.startswith("Not mixed: the chains disagree about the weights")
-    assert "judged by the weights alone" in alone.verdict
+    assert "This verdict is based on the weights alone" in alone.verdict
 
 
 def test_functions_that_disagree_are_not_excused_by_weights():

@@ -107,8 +107,8 @@ def test_activations_of_other_rows_are_compared_with_the_network():
 def test_a_stack_takes_the_backend_of_a_stack():
     part = problem(stack(), random="4.*").reduced()
     hand = problem(nn.Sequential(nn.Linear(8, 1)), randn(30, 8))
-    assert (part.forward.small is None) == (hand.forward.small is None) is False
-    assert part.forward.small.layers == hand.forward.small.layers
+    assert (part.forward.small_stack is None) == (hand.forward.small_stack is None) is False
+    assert part.forward.small_stack.layers == hand.forward.small_stack.layers
 
 
 def test_nothing_is_cut_where_there_is_little_to_gain(caplog):

@@ -225,7 +225,7 @@ class TestLengthTrial:
             after = a * f + (1 - a**2) ** 0.5 * torch.randn(chains, 3, generator=generator, dtype=torch.float64)
             trial.update(f * scale, after * scale)
             f = after
-        return trial, trial.left(trial.jumps, trial.values.mean, trial.values.squares)
+        return trial, trial.remaining(trial.jumps, trial.values.mean, trial.values.squares)
 
     def test_the_remaining_correlation(self):
         keep = {1.0: 0.5, 0.5: 0.9, 0.25: 0.6, 0.125: 0.95}
@@ -245,5 +245,5 @@ class TestLengthTrial:
         whole, left = self.run({1.0: 0.5, 0.5: 0.6, 0.25: 0.7, 0.125: 0.8}, chains=4, rounds=2)
         again = LengthTrial(4, 3, torch.device("cpu"))
         again.restore({k: v.clone() for k, v in whole.tensors().items()})
-        assert torch.equal(again.left(again.jumps, again.values.mean, again.values.squares), left)
+        assert torch.equal(again.remaining(again.jumps, again.values.mean, again.values.squares), left)
         assert again.part == whole.part

@@ -70,7 +70,7 @@ def test_with_a_folder_only_the_state_of_the_chains_has_to_fit(free, tmp_path):
     posterior = method.fit(given, out=tmp_path / "run")
     assert posterior.draws.shape == (4, 50, given.dim)
     free(3 * 4 * given.dim * 4)
-    with pytest.raises(InputError, match="state of the chains.*Take fewer chains"):
+    with pytest.raises(InputError, match="state of the chains.*Use fewer chains"):
         method.fit(given, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -81,7 +81,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
     given = problem()
     usage = type(footprint.shutil.disk_usage("/"))(10 * MB, 9 * MB, 1 * MB)
     monkeypatch.setattr(footprint.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"out: the draws of .* take 9\.6 MB on disk, 1\.0 MB are free.*draw_dtype"):
+    with pytest.raises(InputError, match=r"out: the draws of .* need 9\.6 MB on disk, 1\.0 MB are free.*draw_dtype"):
         cr.SGHMC(chains=4, draws=50).fit(given, out=tmp_path / "deep" / "run")
 
 

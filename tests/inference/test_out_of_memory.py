@@ -45,9 +45,7 @@ def test_training_that_runs_out_of_memory_keeps_its_members(monkeypatch):
         plain(self, theta, rows, t, active)
 
     monkeypatch.setattr(Step, "advance", advance)
-    with pytest.raises(
-        TrainingError, match=r"out of memory at step 31 .*Take 2 instead of 4 or batch_size=10"
-    ) as error:
+    with pytest.raises(TrainingError, match=r"out of memory at step 31 .*Use 2 instead of 4 or batch_size=10") as error:
         cr.BayesByBackprop(members=4, steps=40, batch_size=20, compile=False).fit(problem(), seed=0)
     assert error.value.posterior.components == 4
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.inference.training.predicted_noise import with_held_out_level
+from credibly.inference.training.predicted_noise import with_rescaled_noise
 from credibly.inference.training.scale_outputs import scale_biases
 from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, HeteroscedasticStudentT
 
@@ -25,7 +25,7 @@ def test_the_factor_of_one_member_is_its_root_mean_squared_standardised_error(we
     weight = torch.linspace(0.1, 3, 200) if weighted else torch.ones(200)
     p = problem(HeteroscedasticGaussian(), sample_weight=weight if weighted else None)
     theta = 0.3 * randn(1, p.dim, seed=2)
-    moved, factor = with_held_out_level(p, theta, [(p, [0])])
+    moved, factor = with_rescaled_noise(p, theta, [(p, [0])])
     mean, log_square = p.forward(theta, X)[0].chunk(2, -1)
     z = (Y.unsqueeze(1) - mean) / torch.exp(0.5 * log_square)
     exact = math.sqrt(float((weight * z.square()[:, 0]).sum() / weight.sum()))
@@ -40,7 +40,7 @@ def test_a_mixture_is_scored_by_the_members_that_have_not_seen_the_rows():
     theta = 0.3 * randn(3, p.dim, seed=2)
     parts = [(p.subset(torch.arange(100)), [0]), (p.subset(torch.arange(100, 200)), [1, 2])]
     place = scale_biases(p, theta[:1])
-    _, factor = with_held_out_level(p, theta, parts)
+    _, factor = with_rescaled_noise(p, theta, parts)
 
     def density(log_factor):
         moved = theta.clone()
@@ -75,7 +75,7 @@ def test_other_networks_and_likelihoods_stay_as_they_are():
     ]
     for p in cases:
         theta = 0.3 * randn(2, p.dim, seed=2)
-        moved, factor = with_held_out_level(p, theta, [(p, [0, 1])])
+        moved, factor = with_rescaled_noise(p, theta, [(p, [0, 1])])
         assert factor is None
         assert moved is theta
 

@@ -13,7 +13,7 @@ from credibly.backends.cpp import in_use
 from credibly.inference import module_leaves
 from credibly.inference.training import journal, module_step
 from credibly.inference.training.folder_journal import FolderJournal
-from credibly.inference.training.loop import Stage
+from credibly.inference.training.run import Stage
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal
 
@@ -136,11 +136,11 @@ def test_ctrl_c_keeps_the_last_step(tmp_path, monkeypatch):
     method = cr.MAP(steps=100, batch_size=6, compile=False)
     known, keep = method.fit(problem(), seed=1), Stage.keep
 
-    def press(self, done, steps, stop):
+    def press(self, done, stop):
         if done == 77:
             signal.raise_signal(signal.SIGINT)
             stop = True
-        keep(self, done, steps, stop)
+        keep(self, done, stop)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -93,14 +93,14 @@ def test_a_prior_without_a_variance_takes_the_scale_of_the_others():
 
 def test_chains_at_once_by_the_budget_of_activations(monkeypatch):
     p = problem()
-    assert ProblemTarget(p).at_once(100) == 100
+    assert ProblemTarget(p).chains_at_once(100) == 100
     width = p.forward.row_width
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 7 * 23 * width)
-    assert ProblemTarget(p).at_once(100) == 7
-    assert ProblemTarget(p).at_once(3) == 3
-    assert ProblemTarget(problem(micro_batch=5)).at_once(100) == 7 * 23 // 5
+    assert ProblemTarget(p).chains_at_once(100) == 7
+    assert ProblemTarget(p).chains_at_once(3) == 3
+    assert ProblemTarget(problem(micro_batch=5)).chains_at_once(100) == 7 * 23 // 5
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 1)
-    assert ProblemTarget(p).at_once(100) == 1
+    assert ProblemTarget(p).chains_at_once(100) == 1
 
 
 @pytest.mark.parametrize("values", [1, 200, 600, 2**30])
@@ -117,7 +117,7 @@ def test_strips_of_rows_that_fit_into_the_caches_give_the_same_value(monkeypatch
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     assert sum(calls) == 23
     assert len(calls) == max(1, min(8, target.work(4) // values))
-    assert target.at_once(4) == (4 if values == 2**30 else max(1, min(4, values // (23 * p.forward.row_width))))
+    assert target.chains_at_once(4) == (4 if values == 2**30 else max(1, min(4, values // (23 * p.forward.row_width))))
 
 
 def test_networks_that_cannot_be_batched_are_looped():
@@ -132,7 +132,7 @@ def test_networks_that_cannot_be_batched_are_looped():
     p = cr.Problem(Recurrent(), data=(randn(6, 4, 2), randn(6)), likelihood=Gaussian(1.0), prior=cr.priors.Normal())
     target = ProblemTarget(p)
     assert target.looped
-    assert target.at_once(8) == 1
+    assert target.chains_at_once(8) == 1
     assert "LSTM" in target.reason
 
 
@@ -174,7 +174,7 @@ def test_all_of_a_density_counts_as_likelihood():
     torch.testing.assert_close(target.log_density(points), many_points(points))
     assert target.scale.tolist() == [1.0, 3.0]
     assert target.whole(10**9)
-    assert target.at_once(77) == 77
+    assert target.chains_at_once(77) == 77
 
 
 def test_the_fingerprint_changes_with_the_function():

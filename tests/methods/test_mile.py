@@ -1,4 +1,4 @@
-"""MILE: MCLMC from the members of an ensemble, and a verdict on chains that are not meant to meet."""
+"""MILE: MCLMC from the members of an ensemble, and a verdict on chains that need not mix with each other."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ def test_the_verdict_is_about_local_posteriors():
         ({"chains": 1}, "chains must be an integer of at least 2, got 1.*use MCLMC or NUTS for a single chain"),
         ({"mass": "diagonal"}, "mass must not be passed to MILE, which has a direction instead of a momentum"),
         ({"init": "map"}, "init must be \"ensemble\".*got 'map'"),
-        ({"until": "mixed"}, "until must be None for MILE, whose chains are not meant to meet"),
+        ({"until": "mixed"}, "until must be None for MILE, whose chains need not mix with each other"),
         ({"budget": "1min"}, "budget must be None for MILE, whose chains have a fixed length, got '1min'. Set chains"),
         ({"start_steps": 0}, "start_steps must be a positive integer, got 0"),
         ({"warmup": 10}, "warmup must be an integer of at least 40"),

@@ -153,9 +153,9 @@ def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
 @pytest.mark.parametrize("fill", [fill_normal, wide.fill_normal])
 def test_pieces_of_noise_are_the_noise(fill, monkeypatch):
     """A large chain adds its noise piece by piece, and never holds all of it."""
-    monkeypatch.setattr(chain_noise, "PIECE", 4096)
+    monkeypatch.setattr(chain_noise, "LARGE_CHUNK", 4096)
     noise = LargeNoise(3, "noise", range(4, 6), 10_001, one_by_one=True, fill=fill)
-    pieces = [(part, numbers.clone()) for part, numbers in noise.pieces(1, 7)]
+    pieces = [(part, numbers.clone()) for part, numbers in noise.chunks(1, 7)]
     assert [part for part, _ in pieces] == [slice(0, 4096), slice(4096, 8192), slice(8192, 10_001)]
     assert "values" not in vars(noise)
     assert torch.equal(torch.cat([numbers for _, numbers in pieces], 1), noise.of(1, 7))

@@ -313,13 +313,13 @@ def _():
     return regression(nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 1)), tokens())
 
 
-@case("Sparse embedding", note="Gradients are taken as dense.")
+@case("Sparse embedding", note="Gradients are dense.")
 def _():
     net = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(), nn.Linear(20, 1))
     return regression(net, tokens())
 
 
-@case("Sparse embedding bag", note="Gradients are taken as dense.")
+@case("Sparse embedding bag", note="Gradients are dense.")
 def _():
     return regression(nn.Sequential(nn.EmbeddingBag(7, 4, sparse=True), nn.Linear(4, 1)), tokens())
 
@@ -612,7 +612,7 @@ class InPlace(nn.Module):
         return self.second(h)
 
 
-@case("In-place edit of what the gradient needs", refused="edits a tensor in place that its gradient needs")
+@case("In-place edit of a tensor that the gradient needs", refused="edits a tensor in place that its gradient needs")
 def _():
     class Editing(nn.Module):
         def __init__(self):
@@ -672,7 +672,7 @@ def _():
     return regression(Running())
 
 
-@case("Activations kept on the module", note="What forward stores on the module is left alone.")
+@case("Activations kept on the module", note="Values that forward stores on the module are kept.")
 def _():
     class Keeping(nn.Module):
         def __init__(self):

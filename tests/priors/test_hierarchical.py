@@ -113,7 +113,7 @@ def test_methods_that_need_a_mode_are_refused(method):
     points = torch.cat([line.exp()[:, None].expand(8, D), line[:, None]], 1)
     density = p.log_density(points)
     assert bool((density.diff() > 0).all())
-    with pytest.raises(cr.InputError, match="prior: is Hierarchical, and .* looks for a mode.* Use HMC"):
+    with pytest.raises(cr.InputError, match="prior: is Hierarchical, and .* has no mode.* Use HMC"):
         method.fit(p, seed=0)
 
 

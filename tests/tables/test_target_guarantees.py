@@ -264,7 +264,7 @@ def test_importance_of_each_target_is_that_of_the_target_alone():
         ("survival", ("--at", "inf"), "got 'inf'"),
         ("survival", ("--at", "12,12.0"), "got 12 twice"),
         ("survival", ("--at", ","), "must be positive times"),
-        ("survival", ("--level", "0.999"), "a promise of 0.999 needs 999 rows"),
+        ("survival", ("--level", "0.999"), "a guarantee of 0.999 needs 999 calibration rows"),
         ("survival", ("--allow-empty",), "has no prediction sets"),
         ("several", ("--at", "12"), "--at: is for censored times, this is regression"),
     ],

@@ -1,4 +1,4 @@
-"""What the models share: arrays of torch or JAX, log densities up to a constant, transforms with their Jacobian.
+"""Shared code of the models: arrays of torch or JAX, log densities up to a constant, transforms with their Jacobian.
 
 Positive parameters are exp(u) and add u to the log density, fractions are 1 / (1 + exp(-u)) and add
 log p + log(1 - p), and an ordered pair is a, a + exp(u) and adds u. All functions work on the last axis.

@@ -92,7 +92,7 @@ def check_absent(path: str | os.PathLike[str]) -> None:
 def describe_loop(
     problem: Problem, method: Method, seed: int, settings: dict[str, Any], pool: Inputs, targets: Inputs | None
 ) -> dict[str, Any]:
-    """Return what the manifest records to identify a loop."""
+    """Return the entries of the manifest that identify a loop."""
     layout = problem.layout
     starts = getattr(method, "init", None) == "network"  # otherwise the network's own weights do not matter
     return {

@@ -319,7 +319,7 @@ class ActiveLearner:
         check_fits(self.acquisition, Predictive(WeightDraws(Model.of(self.start), theta), row))
 
     def _description(self) -> dict[str, Any]:
-        """Return what the manifest records to identify the loop."""
+        """Return the entries of the manifest that identify the loop."""
         names = ("batch", "initial", "choose", "draws")
         settings = {"acquisition": acquisition_name(self.acquisition), **{name: getattr(self, name) for name in names}}
         return describe_loop(self.start, self.method, self.seed, settings, self.pool, self.targets)

@@ -60,7 +60,7 @@ def json_is_written() -> None:
 def handle_errors(*, shared: bool = False) -> Iterator[None]:
     """Turn errors that the user can act on into a message and an exit code.
 
-    Under a launcher, a `shared` command runs in all processes and any other in the leader alone.
+    Under a launcher, a `shared` command runs in all processes, any other only in the leader.
     """
     try:
         scope = all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only()
@@ -112,7 +112,7 @@ def report_error(message: str, code: int, *, kind: str, argument: str | None = N
         if state.written:
             return
         state.written = True
-    # Of many processes, the leader alone writes to standard output.
+    # Only the leader writes to standard output.
     if state is None or not is_leader():
         echo(f"credibly: {text}" + (f". {advice}" if advice else ""), err=True)
     else:

@@ -6,7 +6,7 @@ import csv
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from credibly.cli.processes import is_leader
 from credibly.core.checks import check_integer
 from credibly.core.levels import LEVELS, check_levels
 from credibly.errors import InputError
+
+if TYPE_CHECKING:
+    from credibly.tables.model import PredictedFile, TableModel
 
 
 def run(
@@ -113,7 +116,7 @@ def run(
         from credibly.core.interrupts import holding_output
         from credibly.core.progress import Progress
         from credibly.tables.files.reading import header
-        from credibly.tables.guarantee import check_promise, guaranteed
+        from credibly.tables.guarantee import guaranteed
         from credibly.tables.prediction_columns import check_times
         from credibly.tables.run import TableRun
 
@@ -121,12 +124,7 @@ def run(
         header(table)
         times = check_times("--at", () if at is None else options.split_names(at))
         model = TableRun.load(folder).model
-        if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
-            raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
-        if model.calibration is not None:
-            check_promise("--level", max(levels), model.calibration.rows)
-        if allow_empty and (model.preparation.classes is None or model.calibration is None):
-            raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
+        _check_available(model, folder, levels, allow_empty)
         try:
             rows = _rows(table) if is_leader() else 0
             with (
@@ -163,18 +161,34 @@ def run(
             echo(to_json(results))
             return
         if not quiet:
-            print_wrapped(f"{done.rows:,} row{'s' if done.rows != 1 else ''} predicted.")
-            if done.absent:
-                print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
-            if done.noted:
-                count = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
-                print_wrapped(f"{count} notes, such as: {'; '.join(done.examples)}.")
-            if model.calibration is None and model.preparation.classes is None:
-                print_wrapped(
-                    "These are posterior intervals without a coverage guarantee: the run has no held-out scores, which"
-                    " take at least 50 rows in `credibly fit`."
-                )
+            _print_summary(model, done)
         echo(os.fspath(out))
+
+
+def _check_available(model: TableModel, folder: Path, levels: tuple[float, ...], allow_empty: bool) -> None:
+    """Raise if the run has no guarantee at one of the levels, or no prediction sets where an option needs them."""
+    from credibly.tables.guarantee import check_promise
+
+    if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
+        raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
+    if model.calibration is not None:
+        check_promise("--level", max(levels), model.calibration.rows)
+    if allow_empty and (model.preparation.classes is None or model.calibration is None):
+        raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
+
+
+def _print_summary(model: TableModel, done: PredictedFile) -> None:
+    print_wrapped(f"{done.rows:,} row{'s' if done.rows != 1 else ''} predicted.")
+    if done.absent:
+        print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
+    if done.noted:
+        count = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
+        print_wrapped(f"{count} notes, such as: {'; '.join(done.examples)}.")
+    if model.calibration is None and model.preparation.classes is None:
+        print_wrapped(
+            "These are posterior intervals without a coverage guarantee: the run has no held-out scores, which"
+            " need at least 50 rows in `credibly fit`."
+        )
 
 
 def _kept(text: str | None) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def all_processes() -> Iterator[None]:
 
 @contextmanager
 def leader_only() -> Iterator[None]:
-    """Run a command in the leader as if it were alone; the other processes exit."""
+    """Run a command in the leader as if it were the only process; the other processes exit."""
     if not is_distributed():
         yield
         return
@@ -80,7 +80,7 @@ def leader_only() -> Iterator[None]:
         raise typer.Exit(0)
     from credibly.distributed import world
 
-    # Child processes are to be alone too.
+    # Child processes must not join the other processes either.
     removed = {name: os.environ.pop(name) for name in NAMES}
     try:
         with world.alone():

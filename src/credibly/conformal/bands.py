@@ -25,7 +25,7 @@ from credibly.predictive.quantiles import mixture_quantiles
 
 # Symmetric around the median. Predictives are close to Gaussian, whose quantiles are linear in t.
 NODES = (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-# Draws that the quantiles are of, evenly spaced: each contributes a whole distribution, and more change little.
+# Number of evenly spaced draws behind the quantiles: each contributes a whole distribution, so more change little.
 DRAWS = 256
 # Smallest slope of Q outside of the nodes, relative to its values: a predictive without any width has an index too.
 LEAST_SLOPE = 1e-9

@@ -68,7 +68,7 @@ class Settings:
         check_seed(self.seed)
 
     def for_predictive(self, predictive: Predictive) -> Settings:
-        """Return the settings with the score for this kind of target. Raise on one for another kind."""
+        """Return the settings with "auto" resolved for this kind of target. Raise if the score is for another kind."""
         support = predictive.likelihood.support
         if support not in SUPPORTS:
             advice = f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}"

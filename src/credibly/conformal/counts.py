@@ -1,6 +1,6 @@
 """Coverage of randomised intervals of counts, which is exact, unlike that of deterministic ones.
 
-The CDF of a count is a step function, so an interval can only hold about the promised probability, or more. With
+The CDF of a count is a step function, so a deterministic interval usually covers more than the level. With
 v uniform on [0, 1], the randomised probability integral transform (Czado, Gneiting and Held 2009)
 
     u = F(y - 1) + v (F(y) - F(y - 1))

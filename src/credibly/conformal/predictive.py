@@ -13,8 +13,9 @@ Several targets have an interval each, with the guarantee for each of them alone
 them lie inside together: its score is the largest of a row over its targets, on the common scale of the bands.
 
 Times may be censored: what is observed is min(T, C) of a time T and a censoring time C. `lower_bound` is valid for
-min(T, C) of exchangeable rows, and therefore for T, which is never smaller. Nothing is assumed of C but that new rows
-are censored in the same way. No upper bound exists without further assumptions: after the last C anything may happen.
+min(T, C) of exchangeable rows, and therefore for T, which is never smaller. The only assumption about C is that new
+rows are censored in the same way. No upper bound exists without further assumptions: after the last C anything may
+happen.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class CalibratedPredictive(GuaranteedPredictive):
         return self._interval(level, self.calibration.scores_at(level))
 
     def joint_interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Return bounds that contain all targets of a row together with a probability of at least `level`."""
+        """Return bounds that jointly contain all targets of a row with probability at least `level`."""
         check_probability("level", level)
         if self.calibration.settings.score != "pit":
             found = f"are made from 'pit' scores, got {self.calibration.settings.score!r}"

@@ -36,7 +36,7 @@ def rank(rows: int, level: float, where: str = "") -> int:
     Args:
         rows: number of calibration rows.
         level: the coverage to promise, between 0 and 1.
-        where: what the rows are of, for the error, such as " in group 'a'".
+        where: suffix of the error message, such as " in group 'a'".
     """
     check_probability("level", level)
     if rows < rows_needed(level):

@@ -28,7 +28,7 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
         if name is not None:
             rest = {str(key): value for key, value in named.items() if key != name}
             if not rest:
-                raise InputError("data", f"its items hold {name!r} alone", "Each item must hold inputs and a target")
+                raise InputError("data", f"its items hold only {name!r}", "Each item must hold inputs and a target")
             if len(rest) == 1:
                 return next(iter(rest.values())), named[name]
             return (tuple(rest.values()) if isinstance(item, tuple) else rest), named[name]

@@ -18,7 +18,7 @@ from credibly.core.rng import CHUNK, fill_normal, keys_from, stream, stream_keys
 # How many numbers of a chain come from one stream: seeding it costs as much as a thousand of them.
 BLOCK_VALUES = 2**16
 # Numbers of a large chain that are generated at a time where that suffices: 4 MiB, a multiple of CHUNK.
-PIECE = 2**20
+LARGE_CHUNK = 2**20
 
 Fill = Callable[[Tensor, tuple[int, int]], None]
 
@@ -63,8 +63,8 @@ class ChainNoise:
         """Return the numbers of one iteration for the chain at `index`, (1, D)."""
         return self.at(iteration)[index : index + 1]
 
-    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the numbers of `of` by slices of the chain's D numbers: all at once."""
+    def chunks(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` in chunks, each with its slice of the chain; here a single chunk."""
         yield slice(None), self.of(index, iteration)
 
     def holds(self, iteration: int, count: int) -> bool:
@@ -108,9 +108,9 @@ class LargeNoise:
         return torch.empty(self.rows, self.padded)
 
     @functools.cached_property
-    def piece(self) -> Tensor:
-        """Memory for some of the numbers of one chain."""
-        return torch.empty(1, min(PIECE, self.padded))
+    def chunk(self) -> Tensor:
+        """Memory for a chunk of the numbers of one chain."""
+        return torch.empty(1, min(LARGE_CHUNK, self.padded))
 
     def at(self, iteration: int) -> Tensor:
         """Return the numbers of one iteration, (C, D): a view that is valid until the next call."""
@@ -126,14 +126,14 @@ class LargeNoise:
         self.fill(self.values[0], self._keys(self.chains[index], iteration))
         return self.values[:1, : self.dim]
 
-    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the numbers of `of` by slices of the chain's D numbers: views that are valid until the next one."""
+    def chunks(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` in chunks, each with its slice of the chain: views valid until the next one."""
         keys = self._keys(self.chains[index], iteration)
-        for start in range(0, self.dim, PIECE):
-            stop = min(start + PIECE, self.dim)
+        for start in range(0, self.dim, LARGE_CHUNK):
+            stop = min(start + LARGE_CHUNK, self.dim)
             padded = -(-(stop - start) // CHUNK) * CHUNK
-            self.fill(self.piece[0, :padded], keys_from(keys, start))
-            yield slice(start, stop), self.piece[:, : stop - start]
+            self.fill(self.chunk[0, :padded], keys_from(keys, start))
+            yield slice(start, stop), self.chunk[:, : stop - start]
 
     def keys(self, iteration: int, count: int) -> Any:
         """Return the keys of `count` iterations from this one on, an array (count, C, 2)."""

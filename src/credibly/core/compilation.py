@@ -18,10 +18,10 @@ Compile = bool | Literal["auto"]
 
 _EAGER: ContextVar[bool] = ContextVar("eager", default=False)
 
-# A cold compile costs 5 to 18 seconds and saves about a millisecond of dispatch per call: fewer calls do not pay for
-# it.
+# Number of calls from which compilation pays off: a cold compile takes 5 to 18 seconds and saves about a millisecond of
+# dispatch per call.
 CALLS_THAT_PAY = 10_000
-# Parameters whose eager update takes about as long as the dispatch of one call.
+# Number of parameters whose eager update takes about as long as the dispatch of one call.
 VALUES_OF_A_CALL = 400_000
 
 

@@ -35,7 +35,7 @@ def capture(
     # The weights of a large network and moments of their gradients are kept in the host's memory meanwhile.
     before = [b.cpu() if b.numel() >= LARGE else b.clone() for b in buffers]
     graph = None
-    # A graph that the garbage collector frees during a capture would break it off.
+    # If the garbage collector frees another graph during a capture, the capture fails.
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()

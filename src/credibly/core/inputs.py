@@ -132,7 +132,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
             raise InputError(
                 name, f"holds values of dtype {array.dtype}", "Encode text, dates and categories as numbers first"
             )
-        # torch has neither long doubles nor foreign byte orders.
+        # torch has neither long doubles nor non-native byte orders.
         native = (
             np.dtype(np.float64) if array.dtype.kind == "f" and array.itemsize > 8 else array.dtype.newbyteorder("=")
         )

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 STOPPED = 130
-# Seconds between two looks at whether an import has ended.
+# Seconds between two checks whether an import has ended.
 AGAIN = 0.02
 IMPORTS = "<frozen importlib._bootstrap>"
 _commands = 0
@@ -75,7 +75,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _end() -> None:
-    """Say that the process was stopped, and end it without running anything else."""
+    """Report that the process was stopped, and exit without running anything else."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     line = "credibly: stopped\n"
@@ -88,7 +88,7 @@ def _end() -> None:
 
 
 def never() -> bool:
-    """Return False: nobody asks to stop."""
+    """Return False: no stop was requested."""
     return False
 
 

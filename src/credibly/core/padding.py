@@ -23,7 +23,7 @@ class Pad:
     `Categorical(ignore_index=-100)` leaves out of the likelihood. Inputs without a name are called `name`.
 
     Args:
-        length: pad to this length; None takes the longest sequence of each batch. Rows that are kept in memory need one
+        length: pad to this length; None uses the longest sequence of each batch. Rows that are kept in memory need one
             length for all.
         value: padding of the inputs.
         target_value: padding of the targets.

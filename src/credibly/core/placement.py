@@ -24,7 +24,8 @@ def to_dtype(name: str, value: object) -> torch.dtype:
 
 
 def to_device(name: str, value: torch.device | str | int) -> torch.device:
-    """Return a device on which tensors can be allocated. Raise if this machine or this installation has none such."""
+    """Return a device on which tensors can be allocated. Raise if this machine or this installation of torch does not
+    have it."""
     try:
         device = torch.device(value)
         torch.empty(0, device=device)

@@ -25,7 +25,7 @@ BAR_WIDTH, LEAST_BAR = 24, 8
 class Progress:
     """A progress bar: `with Progress("MAP", total) as line: line.update(done, loss=...)`.
 
-    It stays silent while another rich display is live on the same terminal: the two would overwrite each other.
+    It shows nothing while another rich display is live on the same terminal: the two would overwrite each other.
 
     Args:
         title: what is running.

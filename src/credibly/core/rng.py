@@ -18,7 +18,7 @@ from torch import Tensor
 
 from credibly.errors import InputError
 
-# Number of normal draws per step from which drawing them takes a noticeable part of the step.
+# Number of normal draws per step from which generating them takes a noticeable fraction of the step.
 MANY = 2**15
 # Number of normal draws from 16 words of a counter-based stream.
 CHUNK = 32

@@ -20,7 +20,7 @@ STORED_PREFIXES = {
 def kind_name(cls: type) -> str:
     """Return the name a class is stored under.
 
-    "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name.
+    "priors.Normal", "likelihoods.Gaussian"; a class of another package by its full name.
     """
     package, _, rest = cls.__module__.partition(".")
     if package != "credibly":

@@ -48,9 +48,9 @@ class Stream:
 
     Args:
         loader: a DataLoader, or a Dataset (map-style ones are shuffled, in batches of 128).
-        n: number of distinct rows. None takes the length of the data set, or counts the rows of one pass. A stream
+        n: number of distinct rows. None uses the length of the data set, or counts the rows of one pass. A stream
             that never ends needs it: n rows are then one pass.
-        target: name of the target in batches that are mappings, dataclasses or named tuples; None takes "labels",
+        target: name of the target in batches that are mappings, dataclasses or named tuples; None uses "labels",
             "label", "y", "targets" or "target".
         progress: whether to show a progress bar while rows are counted; None shows it on a terminal.
     """

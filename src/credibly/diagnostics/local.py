@@ -1,4 +1,4 @@
-"""Chains that are not meant to meet: how much of the variance of predictions lies within them, how much between.
+"""Chains that need not mix with each other: the variance of predictions within and between them.
 
 With W the mean variance within a chain and B the variance of the chains' means, less its Monte Carlo error W / n for n
 effective draws per chain, the fraction between chains is B / (B + W). Near 0 the chains sample one density as far as
@@ -70,12 +70,13 @@ def judge_local(chains: int, parts: LocalPosteriors, divergences: int | None = N
     if within.rhat_most > RHAT_USABLE:
         return False, (
             f"Not settled: the chains still move away from where they started (R-hat within chains up to"
-            f" {within.rhat_most:.2f}), so not even the local posteriors are known. {fraction}."
+            f" {within.rhat_most:.2f}), so they do not sample the local posteriors yet. {fraction}."
             f" Run more warm-up and draws.{lost}"
         )
     return not divergences, (
         f"An ensemble of local posteriors: each of the {chains} chains has settled (R-hat within chains up to"
         f" {within.rhat_most:.3f}, ESS {within.ess_bulk_median:,.0f} in the median), and {fraction}. The chains are not"
-        " meant to meet: the draws are their mixture with equal weights, not draws from the posterior."
+        " expected to mix with each other: the draws are their mixture with equal weights, not draws from the"
+        " posterior."
         f"{lost}"
     )

@@ -16,7 +16,7 @@ worst of thousands exceeds any limit by chance. The worst is shown as well.
 | divergences | none |
 | acceptance of every chain | below 0.3 it is mentioned |
 | chains that never moved | none |
-| chains that are not meant to meet (MILE) | R-hat within chains up to 1.05, see `credibly.diagnostics.local` |
+| chains that need not mix with each other (MILE) | R-hat within chains up to 1.05, see `credibly.diagnostics.local` |
 | starting points of the chains | if all are the same, a good or usable verdict is qualified |
 """
 
@@ -77,7 +77,7 @@ class Diagnostics:
         verdict: what is wrong and what to do next.
         quantities: mixing of further functions of the draws, by name, such as variances and log densities.
         one_start: whether all chains are known to have started at the same point.
-        local: the parts of predictions within and between chains, of a method whose chains are not meant to meet.
+        local: the parts of predictions within and between chains, if its chains need not mix with each other.
     """
 
     chains: int
@@ -191,7 +191,7 @@ def diagnose(
         network: False for draws from a density that is not a network's, whose coordinates are of interest themselves.
         one_start: whether all chains started at the same point, which the verdict then points out.
         temperature: the kinetic temperature of each chain of a minibatch sampler, 1 if it samples the posterior.
-        local: whether chains are not meant to meet. If they disagree, each is then judged by itself.
+        local: whether chains need not mix with each other. If they disagree, each is assessed separately.
         world: processes that call this together. Each checks some of the coordinates, of all chains, and passes its own
             part of the predictions and quantities. The results are gathered, the draws are not.
     """

@@ -14,7 +14,7 @@ RHAT_GOOD, RHAT_USABLE, RHAT_POOR = 1.01, 1.05, 1.1
 ESS_TOTAL, ESS_PER_CHAIN = 400, 100
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
-# SG-MCMC keeps its own heat below 5 %. The limit is twice that, plus the error of its measurement.
+# SG-MCMC keeps the heating by gradient noise below 5 %. The limit is twice that, plus the measurement error.
 TEMPERATURE_HIGH = 1.15
 # Fraction of coordinates that may exceed a limit.
 EXEMPT = 0.01
@@ -160,8 +160,8 @@ def judge(
     if functions is None and network:
         basis = "the weights alone" if len(spaces) == 1 else f"the {_listed(spaces)} alone"
         sentences.append(
-            f"This is judged by {basis}. Weights have symmetries: chains may disagree on them and still agree on every"
-            " prediction. Pass predictions at held-out inputs for a verdict on those."
+            f"This verdict is based on {basis}. Weights have symmetries: chains may disagree on them and still agree on"
+            " every prediction. Pass predictions at held-out inputs for a verdict on those."
         )
     elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
         sentences.append(
@@ -185,11 +185,11 @@ def _headline(spaces: Mapping[str, Mixing], chains: int, *, faults: bool, one_st
     if seen.rhat_most > RHAT_USABLE:
         return (
             f"Poorly mixed: {who} agree only roughly about the {what} ({_rhat_range(seen)}){_others(spaces, what)}. Run"
-            f" about {max(2, _times(seen, chains))} times as long, with more warm-up."
+            f" about {max(2, _draw_factor(seen, chains))} times as long, with more warm-up."
         )
     every = _listed(spaces)
     if faults:
-        return f"Not yet: {who} agree about the {every} ({_rhat_range(seen)}), but something else is wrong."
+        return f"Not yet: {who} agree about the {every} ({_rhat_range(seen)}), but another diagnostic fails."
     where = " from one start" if one_start else ""
     if seen.rhat_most > RHAT_GOOD:
         advice = "More draws would bring it below 1.01."
@@ -220,10 +220,10 @@ def _faults(
     faults = []
     what, seen = min(spaces.items(), key=lambda item: item[1].ess_most)
     # If chains disagree, a low ESS only repeats that, and more draws are no remedy.
-    if all(space.rhat_most <= RHAT_USABLE for space in spaces.values()) and _times(seen, chains) > 1:
+    if all(space.rhat_most <= RHAT_USABLE for space in spaces.values()) and _draw_factor(seen, chains) > 1:
         faults.append(
-            f"There are too few effective draws of the {what}: ESS is only {seen.ess_most:,.0f}, {_needed(chains)} are"
-            f" needed. Run about {_times(seen, chains)} times as many draws."
+            f"There are too few effective draws of the {what}: ESS is only {seen.ess_most:,.0f},"
+            f" {_needed_ess(chains)} are needed. Run about {_draw_factor(seen, chains)} times as many draws."
         )
     if divergences:
         many = f"{divergences:,} trajectories" if divergences > 1 else "1 trajectory"
@@ -253,13 +253,13 @@ def _low_energy(values: tuple[float, ...], draws: int | None) -> tuple[float, in
     return lowest if lowest[0] < E_BFMI_LOW - allowed or average < E_BFMI_LOW else None
 
 
-def _needed(chains: int) -> int:
+def _needed_ess(chains: int) -> int:
     return min(ESS_TOTAL, ESS_PER_CHAIN * chains)
 
 
-def _times(seen: Mixing, chains: int) -> int:
+def _draw_factor(seen: Mixing, chains: int) -> int:
     """Return how many times as many draws would reach the effective sample size that is needed."""
-    return math.ceil(_needed(chains) / seen.ess_most)
+    return math.ceil(_needed_ess(chains) / seen.ess_most)
 
 
 def _rhat_range(seen: Mixing) -> str:

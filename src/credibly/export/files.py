@@ -85,7 +85,7 @@ def check_size(size: int, draws: int) -> None:
 
 
 def _prefix_names(graph: Any) -> None:
-    """Put a prefix before every name of a graph and of the graphs inside it, which frees the names of its outputs."""
+    """Prefix every name of a graph and of its subgraphs, which frees the names of its outputs."""
     for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         entry.name = PREFIX + entry.name
     for node in graph.node:
@@ -133,7 +133,7 @@ def _drop_unused(graph: Any) -> None:
 
 
 def _name_ends(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give the inputs and outputs of a model their names."""
+    """Name the inputs and outputs of a model."""
     from onnx import helper
 
     graph = model.graph

@@ -22,8 +22,8 @@ from credibly.export.quantiles import Fit, graph_quantiles
 from credibly.likelihoods import Likelihood
 
 
-def kept_draws(draws: int) -> int:
-    """Return the step between the draws whose quantiles make an interval."""
+def draw_stride(draws: int) -> int:
+    """Return the stride between the draws whose quantiles are used for intervals."""
     return -(-draws // DRAWS)
 
 
@@ -100,7 +100,7 @@ class GuaranteeGraph(nn.Module):
 def thinned(fit: Fit) -> Fit:
     """Return the outputs and own parameters of the draws that intervals use."""
     output, extra = fit
-    step = kept_draws(len(output))
+    step = draw_stride(len(output))
     return output[::step], {name: value[::step] for name, value in extra.items()}
 
 

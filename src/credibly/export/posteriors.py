@@ -62,8 +62,8 @@ def export_posterior(
     tensors = [tensor for _, tensor in tensors_of(rows)]
     names = input_names(posterior.model.row)
     outputs = output_names(likelihood, levels)
-    graph = PredictiveGraph(DrawsGraph(network, _some(tensors, TRACED)), likelihood, levels)
-    program = trace(graph, tuple(_some(tensors, TRACED)), (({0: torch.export.Dim.DYNAMIC},) * len(tensors),))
+    graph = PredictiveGraph(DrawsGraph(network, _first_rows(tensors, TRACED)), likelihood, levels)
+    program = trace(graph, tuple(_first_rows(tensors, TRACED)), (({0: torch.export.Dim.DYNAMIC},) * len(tensors),))
     notes = (how, *notes)
     content = program
     if file.suffix == ".onnx":
@@ -170,7 +170,7 @@ def metadata(posterior: Posterior, network: StackedNetwork, notes: Sequence[str]
 
 
 def expected_outputs(predictive: Predictive, levels: Sequence[float]) -> dict[str, Tensor]:
-    """Return what a graph has to return for the rows of a predictive, by name."""
+    """Return the outputs, by name, that a graph must have for the rows of a predictive."""
     names = LABELS if predictive.likelihood.support in ("class", "binary") else NUMBERS
     found = {name: getattr(predictive, name) for name in names}
     if levels:
@@ -205,5 +205,5 @@ def _case(
     return Case(given, expected, scales_of(expected))
 
 
-def _some(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
+def _first_rows(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
     return [tensor[:count].clone() for tensor in tensors]

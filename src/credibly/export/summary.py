@@ -63,7 +63,7 @@ def summarise(
         return value if value.ndim < mean.ndim else likelihood.restore(value)
 
     if likelihood.support in ("class", "binary"):
-        found = [mean if likelihood.support == "class" else _both(restored(mean)), restored(total)]
+        found = [mean if likelihood.support == "class" else _two_classes(restored(mean)), restored(total)]
     else:
         found = [restored(mean), restored(variance)]
     found += [restored(aleatoric), restored(epistemic)]
@@ -73,5 +73,5 @@ def summarise(
     return tuple(value.to(dtype) for value in found)
 
 
-def _both(p: Tensor) -> Tensor:
+def _two_classes(p: Tensor) -> Tensor:
     return torch.stack([1 - p, p], -1)

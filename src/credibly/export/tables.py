@@ -17,7 +17,7 @@ from credibly.errors import InputError
 from credibly.export.columns import ColumnsGraph, check_columns, level_positions
 from credibly.export.files import Case, Exported, check_path, check_size, to_onnx, write_checked
 from credibly.export.graph import DrawsGraph, trace
-from credibly.export.guarantee import GuaranteeGraph, kept_draws, thinned
+from credibly.export.guarantee import GuaranteeGraph, draw_stride, thinned
 from credibly.export.networks import joined, stacked_network
 from credibly.export.posteriors import metadata, predict_settings
 from credibly.export.quantiles import Fit, has_quantiles
@@ -46,7 +46,7 @@ def export_run(
     Numbers are float64 tensors (rows,) with NaN for missing cells, categories string tensors (rows,) with "" for
     missing cells. The outputs have the names of the columns of `credibly predict`, and `imputed`: how many cells of a
     row were missing or unknown and were replaced. `credibly predict` averages over completions of such rows, which a
-    graph cannot; its predictions for them are more certain than they should be.
+    graph cannot do; its predictions for them are overconfident.
 
     Args:
         run: the run.
@@ -107,7 +107,7 @@ class TableGraph(nn.Module):
         networks = [self.network]
         for fold in model.folds if promise is not None else ():
             whole = stacked_network(fold.predict(example[0]).source, fold.model)
-            networks.append(whole.every(kept_draws(whole.draws)))
+            networks.append(whole.every(draw_stride(whole.draws)))
         self.counts = [network.draws for network in networks]
         # One network for all fits, so that the graph holds it once.
         self.draws = DrawsGraph(joined(networks), example)
@@ -258,7 +258,7 @@ def _categories(model: TableModel) -> list[Categorical]:
 
 
 def _read_text(model: Any, columns: Mapping[str, tuple[dict[str, int], int]]) -> None:
-    """Let a graph take the text of categorical columns, which LabelEncoder nodes turn into positions."""
+    """Make a graph accept the text of categorical columns, which LabelEncoder nodes turn into indices."""
     from onnx import TensorProto, helper
 
     if not columns:
@@ -282,7 +282,7 @@ def _read_text(model: Any, columns: Mapping[str, tuple[dict[str, int], int]]) ->
 
 
 def _write_labels(model: Any, classes: Sequence[str]) -> None:
-    """Let a graph return the label of the most probable class instead of its index."""
+    """Make a graph return the label of the most probable class instead of its index."""
     from onnx import TensorProto, helper
 
     for node in model.graph.node:

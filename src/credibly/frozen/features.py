@@ -116,7 +116,7 @@ def _floating(x: Inputs) -> list[Tensor]:
 
 
 def _allocate(parts: list[Tensor], rows: int) -> list[Tensor]:
-    """Return empty tensors for all rows; in files if they are large, which vanish with the tensors."""
+    """Return empty tensors for all rows; in memory-mapped files if they are large, which are freed with the tensors."""
     size = sum(part[0].numel() * part.element_size() * rows for part in parts)
     if size <= MEMORY_BYTES or parts[0].device.type != "cpu":
         return [part.new_empty((rows, *part.shape[1:])) for part in parts]

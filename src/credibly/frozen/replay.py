@@ -2,7 +2,8 @@
 
 Every outermost call of a frozen module returns what the body stored, and inputs of the other modules that the body
 could compute are replaced by what it stored. Where a frozen value only feeds other frozen values it is replaced by a
-tensor that has a shape and no data: on the meta device or, for code that asks for the device, one zero seen as many.
+tensor that has a shape and no data: on the meta device or, for code that asks for the device, a single zero expanded to
+    that shape.
 """
 
 from __future__ import annotations
@@ -56,51 +57,67 @@ def find_cut(trace: Trace, *, thorough: bool) -> Cut:
         if call in stubs or call.parent in inside:
             inside.add(call)
     own = [op for op in trace.operations if op.call not in inside]
-    made_by: dict[int, list[Operation]] = {}
-    for op in own:
-        for number in {*op.results, *op.writes} - set(op.reads):
-            made_by.setdefault(number, []).append(op)
-    result_of = {v.storage: (c, i) for c in stubs for i, v in enumerate(c.outputs) if isinstance(v, Value)}
-    sites: dict[Value, list[Site]] = {}
-    kept: set[int] = set()
-    seen: set[tuple[int, int]] = set()
-
-    def need(number: int, call: Call) -> None:
-        if (number, id(call)) in seen or trace.dependent(number):
-            return
-        seen.add((number, id(call)))
-        entries = [(i, v) for i, v in enumerate(call.inputs) if isinstance(v, Value) and v.storage == number]
-        if number in trace.tensors:
-            kept.add(number)
-        elif call.parent is not None and entries:
-            for i, v in entries:
-                sites.setdefault(v, []).append(Site(call.name, call.number, "in", i))
-        elif number in result_of:
-            stub, _ = result_of[number]
-            for i, v in enumerate(stub.outputs):
-                if isinstance(v, Value) and v.storage == number:
-                    site = Site(stub.name, stub.number, "out", i)
-                    sites.setdefault(v, [])
-                    sites[v] += [site] if site not in sites[v] else []
-        elif number in trace.inputs:
-            kept.add(number)
-        else:
-            for op in made_by.get(number, ()):
-                for other in op.reads:
-                    need(other, op.call)
-
+    search = _Search(trace, stubs, own)
     for op in own:
         # Without a result that is a tensor, Python reads the values.
         if op.depends or thorough or not op.results:
             for number in op.reads:
-                need(number, op.call)
-    stored = {value.storage for value in sites}
+                search.need(number, op.call)
+    stored = {value.storage for value in search.sites}
     if any(number in stored for op in own for number in op.writes):
         raise NotSplit("its code changes activations in place")
     read = {number for op in own for number in op.reads}
-    hollow = [n for number, n in trace.tensors.items() if number in read - kept and not trace.dependent(number)]
-    inputs = [[Site(None, 0, "in", i)] for number, i in trace.inputs.items() if number in kept]
-    return Cut([*sites.values(), *inputs], stubs, hollow)
+    hollow = [n for number, n in trace.tensors.items() if number in read - search.kept and not trace.dependent(number)]
+    inputs = [[Site(None, 0, "in", i)] for number, i in trace.inputs.items() if number in search.kept]
+    return Cut([*search.sites.values(), *inputs], stubs, hollow)
+
+
+class _Search:
+    """A search backwards from the head's own operations to the frozen values that they need.
+
+    Attributes:
+        sites: for each value that the body stores, the sites at which the head takes it.
+        kept: storages of parameters, buffers and inputs of the network that the head reads itself.
+    """
+
+    def __init__(self, trace: Trace, stubs: list[Call], own: list[Operation]) -> None:
+        self.trace = trace
+        self.made_by: dict[int, list[Operation]] = {}
+        for op in own:
+            for number in {*op.results, *op.writes} - set(op.reads):
+                self.made_by.setdefault(number, []).append(op)
+        self.stub_of = {v.storage: c for c in stubs for v in c.outputs if isinstance(v, Value)}
+        self.sites: dict[Value, list[Site]] = {}
+        self.kept: set[int] = set()
+        self.seen: set[tuple[int, int]] = set()
+
+    def need(self, number: int, call: Call) -> None:
+        """Find where the head gets a storage that the code of this call reads."""
+        if (number, id(call)) in self.seen or self.trace.dependent(number):
+            return
+        self.seen.add((number, id(call)))
+        entries = [(i, v) for i, v in enumerate(call.inputs) if isinstance(v, Value) and v.storage == number]
+        if number in self.trace.tensors:
+            self.kept.add(number)
+        elif call.parent is not None and entries:
+            for i, v in entries:
+                self.sites.setdefault(v, []).append(Site(call.name, call.number, "in", i))
+        elif number in self.stub_of:
+            self._take_result(number, self.stub_of[number])
+        elif number in self.trace.inputs:
+            self.kept.add(number)
+        else:
+            for op in self.made_by.get(number, ()):
+                for other in op.reads:
+                    self.need(other, op.call)
+
+    def _take_result(self, number: int, stub: Call) -> None:
+        """Store the results of a frozen call that are views of this storage."""
+        for i, v in enumerate(stub.outputs):
+            if isinstance(v, Value) and v.storage == number:
+                site, known = Site(stub.name, stub.number, "out", i), self.sites.setdefault(v, [])
+                if site not in known:
+                    known.append(site)
 
 
 def _stubs(trace: Trace) -> list[Call]:

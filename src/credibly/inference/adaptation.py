@@ -222,8 +222,8 @@ class LengthTrial:
             self.blocks[kind] += 1
         self.values.update(after)
 
-    def left(self, jumps: Tensor, means: Tensor, squares: Tensor) -> Tensor:
-        """Return the correlation that each length leaves, averaged over the features; 1 for a length not tried.
+    def remaining(self, jumps: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+        """Return the remaining correlation of each length, averaged over the features; 1 for a length not tried.
 
         The arguments are `jumps`, `values.mean` and `values.squares` of all chains.
         """

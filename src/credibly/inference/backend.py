@@ -113,7 +113,7 @@ def select_for_trajectories(problem: Problem, weights: tuple[float, float], comp
         if density is not None:
             return Backend("cpp", compile, density)
         if problem.device.type == "cuda" and problem.sample_weight is None:
-            density = CudaDensity.of(problem.forward.small, *parts)
+            density = CudaDensity.of(problem.forward.small_stack, *parts)
             if density is not None:
                 return Backend("cuda", compile, density)
     return Backend("torch", compile)

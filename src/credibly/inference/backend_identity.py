@@ -25,7 +25,7 @@ EVERYWHERE = (
 
 
 def backend_facts(selected: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return what a manifest records about a run's backend: what was selected, and what was available.
+    """Return the entries of a manifest about a run's backend: the one selected, and what was available.
 
     `selected` has the `name` of the backend, and whether torch has `compiled` the steps.
     """

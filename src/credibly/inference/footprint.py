@@ -40,7 +40,7 @@ def check_training(
         # Views and identities among the layers' outputs share memory, and autocast halves it.
         "activations": 0.5 * batch * problem.forward.row_width * size,
     }
-    advice = f"Take fewer members or a lower rank if the method has them, {FEWER}, or use MAP"
+    advice = f"Use fewer members or a lower rank if the method has them, {FEWER}, or use MAP"
     if needs["activations"] > sum(needs.values()) / 2:
         advice = "Pass a smaller batch_size, or accumulate=8 for eight microbatches per step"
     what = f"{name} of {problem.dim:,} parameters"
@@ -63,11 +63,11 @@ def check_sampling(
     what = f"{name} with {chains} chains of {draws} draws of {problem.dim:,} parameters"
     # With a folder, one draw of every chain is in memory at a time, or as many as make a shard.
     needs = {"draws": every if out is None else every / draws, "state of the chains": state}
-    ways = f"take fewer chains, or {FEWER}"
+    ways = f"use fewer chains, or {FEWER}"
     if out is None:
         ways = (
             f'Pass out="run/" to stream the draws to disk ({in_words(state + every / draws)} of memory), '
-            f"take fewer chains or draws, or {FEWER}"
+            f"use fewer chains or draws, or {FEWER}"
         )
     check_fits("draws" if out is None else "chains", what, needs, problem.device, ways[0].upper() + ways[1:])
     if out is None:
@@ -79,8 +79,8 @@ def check_sampling(
     if every > free:
         raise InputError(
             "out",
-            f"the draws of {what} take {in_words(every)} on disk, {in_words(free)} are free in {str(folder)!r}",
-            f'Take fewer draws, draw_dtype="bfloat16", another folder, or {FEWER}',
+            f"the draws of {what} need {in_words(every)} on disk, {in_words(free)} are free in {str(folder)!r}",
+            f'Use fewer draws, draw_dtype="bfloat16", another folder, or {FEWER}',
         )
 
 

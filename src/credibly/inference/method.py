@@ -186,8 +186,8 @@ def begin_fit(
         if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
             raise InputError(
                 "prior",
-                f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
-                "scales has none, it grows without limit as both go to 0",
+                f"is Hierarchical, and {type(method).__name__} maximises the joint density of weights and scales, "
+                "which has no mode: it grows without bound as both go to 0",
                 "Use HMC, SGHMC, SGLD, BayesByBackprop or IVON, or a prior of fixed scale",
             )
         if world.size > 1:
@@ -209,7 +209,7 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Return starting points (M, D).
 
-    "network" takes the network's own weights, "fresh" new ones from its modules' initialisers (perturbations of its own
+    "network" uses the network's own weights, "fresh" new ones from its modules' initialisers (perturbations of its own
     for modules without one), "prior" draws from the prior.
     """
     layout = problem.layout

@@ -2,7 +2,7 @@
 
 `Forward` evaluates many parameter vectors at once, as a function of the flat (C, D) tensor. For one vector of millions
 of weights, the passes over that tensor (its parts as views, the concatenated gradient, temporaries of the update) cost
-as much as the network. Here the module itself runs, and each gradient is handed over as soon as autograd has it.
+as much as the network. Here the module itself runs, and each gradient is passed on as soon as autograd has it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from credibly.problem import Problem
 LARGE = 1_000_000
 
 # Number of values whose log density is evaluated at a time, in float64.
-PIECE = 2**18
+CHUNK = 2**18
 
-Hand = Callable[[int, Tensor, Tensor], None]
+# Receives the index of a leaf, the leaf and its gradient.
+Receiver = Callable[[int, Tensor, Tensor], None]
 
 
 def has_leaves(problem: Problem) -> bool:
@@ -78,7 +79,7 @@ class ModuleLeaves:
             if e.name in layout.extra
         }
         self.safe = True
-        self._hand: Hand | None = None
+        self._receiver: Receiver | None = None
         for index, leaf in enumerate(self.leaves):
             leaf.register_post_accumulate_grad_hook(self._hook(index))
 
@@ -109,30 +110,30 @@ class ModuleLeaves:
         extra = {name: leaf.unsqueeze(0) for name, leaf in self.extra.items()}
         return likelihood.log_prob(likelihood.arrange(output.unsqueeze(0), 1), y, extra)
 
-    def evaluate(self, loss: Callable[[], Tensor], hand: Hand | None) -> Tensor:
-        """Return the loss; gradients go to `hand` one by one (index, leaf, gradient), or stay in the leaves.
+    def evaluate(self, loss: Callable[[], Tensor], receive: Receiver | None) -> Tensor:
+        """Return the loss. Gradients are passed to `receive` one by one as they are computed, or stay in the leaves.
 
-        With `hand`, leaves that the loss does not depend on are handed over last, with gradients of zero.
+        Leaves that the loss does not depend on are passed last, with gradients of zero.
         """
         with torch.enable_grad(), eager_gradient():
             value = loss()
         done: set[int] = set()
 
-        def note(index: int, leaf: Tensor, gradient: Tensor) -> None:
+        def record(index: int, leaf: Tensor, gradient: Tensor) -> None:
             done.add(index)
-            if hand is not None:
-                hand(index, leaf, gradient)
+            if receive is not None:
+                receive(index, leaf, gradient)
 
-        self._hand = None if hand is None else note
+        self._receiver = None if receive is None else record
         try:
             value.backward()
         finally:
-            self._hand = None
-        if hand is not None:
+            self._receiver = None
+        if receive is not None:
             with torch.no_grad():
                 for index in sorted(set(range(len(self.leaves))) - done):
                     leaf = self.leaves[index]
-                    hand(index, leaf, torch.zeros_like(leaf))
+                    receive(index, leaf, torch.zeros_like(leaf))
         return value.detach()
 
     def probe(self, row: Tensor) -> None:
@@ -157,11 +158,11 @@ class ModuleLeaves:
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def hook(leaf: Tensor) -> None:
-            if self._hand is None or leaf.grad is None:
+            if self._receiver is None or leaf.grad is None:
                 return
             gradient, leaf.grad = leaf.grad, None
             with torch.no_grad():
-                self._hand(index, leaf, gradient.to_dense() if gradient.is_sparse else gradient)
+                self._receiver(index, leaf, gradient.to_dense() if gradient.is_sparse else gradient)
 
         return hook
 
@@ -225,7 +226,7 @@ class EntryPrior:
         sums = [
             prior.total_log_prob(some.double().unsqueeze(0), shrink)
             for part, prior, shrink in self.parts
-            for some in flat[part].split(PIECE)
+            for some in flat[part].split(CHUNK)
         ]
         return torch.stack(sums).sum()
 

@@ -1,4 +1,4 @@
-"""What a sampler sees: the log density at C points, split into likelihood and prior, and its gradient.
+"""The target of a sampler: the log density at C points, split into likelihood and prior, and its gradient.
 
 `ProblemTarget` is the density of a `Problem`, `StreamTarget` that of a stream, `DensityTarget` that of a function.
 """
@@ -68,7 +68,7 @@ class ProblemTarget(Target):
         """Return rows times activations."""
         return points * self.local.n * self.problem.forward.row_width
 
-    def at_once(self, chains: int) -> int:
+    def chains_at_once(self, chains: int) -> int:
         """Return how many chains fit into the memory budget with all their rows, on a CPU into its caches.
 
         At least one.
@@ -88,8 +88,8 @@ class ProblemTarget(Target):
         self.backend = select_for_trajectories(self.problem, self.weights, compile)
         return self.backend
 
-    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile each shape by itself. Triton units are not compiled: they are faster than the compiled layers."""
+    def compile_parts(self, mode: Compile, calls: int, chains: int) -> bool:
+        """Compile each shape separately. Triton units are not compiled: they are faster than the compiled layers."""
         if self.problem.fused:
             return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))

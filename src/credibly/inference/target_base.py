@@ -128,11 +128,11 @@ class Target(ABC):
         self.backend = Backend("torch", compile)
         return self.backend
 
-    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile the parts of an evaluation in several blocks. Return whether they will be compiled."""
+    def compile_parts(self, mode: Compile, calls: int, chains: int) -> bool:
+        """Compile the parts of an evaluation that takes several blocks. Return whether they will be compiled."""
         return False
 
-    def at_once(self, chains: int) -> int:
+    def chains_at_once(self, chains: int) -> int:
         """Return how many chains fit into memory in one evaluation."""
         return 1 if self.looped else chains
 

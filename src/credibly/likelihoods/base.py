@@ -142,7 +142,7 @@ class Likelihood(PlainSettings, ABC):
     def restored(self, spec: Mapping[str, Any]) -> Self:
         """Return the likelihood as it was bound in a stored run, given that run's description of it."""
         same = spec.get("kind") == kind_name(type(self))
-        return self._bound(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
+        return self._replace(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
@@ -167,7 +167,7 @@ class Likelihood(PlainSettings, ABC):
             return value
         return value.movedim(-1, self.axis + lead if self.axis >= 0 else self.axis)
 
-    def _bound(self, **fields: object) -> Self:
+    def _replace(self, **fields: object) -> Self:
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
 
@@ -186,11 +186,11 @@ class IndependentTargets(Likelihood):
         if width % per:
             raise InputError("net", f"its output has {width} values per row", f"{name} needs {per} per target")
         if y.ndim > 1 and output.ndim > 1:
-            with_axis = self._last(y)
+            with_axis = self._target_axis_last(y)
             if with_axis.shape[1:] == (*elementwise, width // per):
-                return self._bound(squeeze=False, **self._target_fields(width // per))
+                return self._replace(squeeze=False, **self._target_fields(width // per))
         if y.shape[1:] == elementwise and width == per:
-            return self._bound(squeeze=True, **self._target_fields(1))
+            return self._replace(squeeze=True, **self._target_fields(1))
         raise InputError(
             "net",
             f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
@@ -200,7 +200,7 @@ class IndependentTargets(Likelihood):
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check targets and return them as (N, ..., K) in the network's dtype."""
-        y = y.unsqueeze(-1) if self.squeeze else self._last(y)
+        y = y.unsqueeze(-1) if self.squeeze else self._target_axis_last(y)
         y = y.to(exact_dtype(dtype) if self.support == "count" else dtype)
         check_finite("y", y)
         self.check_values(y)
@@ -209,7 +209,7 @@ class IndependentTargets(Likelihood):
     def check_values(self, y: Tensor) -> None:
         """Raise if a target lies outside the support."""
 
-    def _last(self, y: Tensor) -> Tensor:
+    def _target_axis_last(self, y: Tensor) -> Tensor:
         return y if self.axis in (-1, y.ndim - 1) or y.ndim <= self.axis else y.movedim(self.axis, -1)
 
     def _target_fields(self, targets: int) -> dict[str, object]:

@@ -22,7 +22,7 @@ MOST_COUNTS = 4096  # probabilities of counts up to this one are summed; beyond 
 def unvalidated() -> Iterator[None]:
     """Switch the validation of distributions off inside the block.
 
-    It raises on NaN, which a sampler may pass through on a divergent trajectory and has to reject by itself.
+    It raises on NaN, which a sampler may pass through on a divergent trajectory and has to reject itself.
     """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)

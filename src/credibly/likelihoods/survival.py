@@ -30,7 +30,7 @@ class Survival(SharedParameter):
     P(T > t). Everything predicted is about T itself, the time without censoring.
 
     Targets are (N, 2) with columns time and event: 1 if the event was observed at that time, 0 if the row was censored
-    then. They may also be (N,) with a negative sign for censored times, which is how they are kept: -3 means no event
+    then. They may also be (N,) with a negative sign for censored times, the internal representation: -3 means no event
     until 3.
 
     Args:
@@ -69,7 +69,7 @@ class Survival(SharedParameter):
                 f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
                 "Survival needs one output per row, and y of shape (rows, 2) with columns time and event",
             )
-        return self._bound(squeeze=True)
+        return self._replace(squeeze=True)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check times and return them as (N, 1), negative if censored."""

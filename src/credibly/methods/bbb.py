@@ -49,8 +49,8 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     """Bayes by Backprop: a Gaussian over the weights, fitted by the variational free energy.
 
     Args:
-        family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks). The last two take as many steps
-            again from a mean-field fit, and return that fit if the ELBO has not risen.
+        family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks). The last two continue from a
+            mean-field fit for as many steps again, and return that fit if the ELBO has not risen.
         samples: draws of the weights per step.
         estimator: how a draw enters the network. "weights" (any module), "local" (local reparameterisation: noise on
             the outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does

@@ -46,7 +46,7 @@ class ChEES(SamplingMethod):
         max_steps: maximum steps per trajectory; T does not grow beyond it, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
-        trajectory_length: not a setting of ChEES. It raises an error that says so.
+        trajectory_length: not supported, because it is learned; passing it raises an error.
     """
 
     name: ClassVar[str] = "chees"

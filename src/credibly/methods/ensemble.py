@@ -30,7 +30,7 @@ from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
-from credibly.inference.training.predicted_noise import with_held_out_level
+from credibly.inference.training.predicted_noise import with_rescaled_noise
 from credibly.likelihoods import Gaussian, Likelihood
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
@@ -116,7 +116,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                     problem, members, every, loss, self, start, seed=seed, progress=fit.progress
                 )
                 if every.stops:
-                    members, factor = with_held_out_level(problem, members, every.unseen(self.members))
+                    members, factor = with_rescaled_noise(problem, members, every.unseen(self.members))
                     history |= {} if factor is None else {"noise_factor": factor}
         return DrawsPosterior(Model.of(problem), members.unsqueeze(1), fit.record(history))
 

@@ -50,7 +50,7 @@ class HMC(SamplingMethod):
         warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards. A chain
             that does not move in a third of them restarts from another chain's position, and the record lists it.
         step_size: Delta; None finds it during warm-up.
-        trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter
+        trajectory_length: tau; None uses pi/2 times the prior's scale. "tuned" uses that length or a half, a quarter
             or an eighth of it, whichever gave the most effective predictions per gradient during warm-up.
         target_accept: acceptance rate that the step size is adapted to.
         pooled: one step size for all chains at the end of warm-up, such that the worst of them moves; False gives each
@@ -61,15 +61,16 @@ class HMC(SamplingMethod):
             scales are equal, and prior if they differ.
         mass_rank: maximum number of eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
         mass_start: a posterior whose covariance is M^-1 until the first window of an adapted mass has ended.
-        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
+        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None uses 0.2, or 0 if
             the trajectory length is given.
         refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
-        max_steps: maximum steps per trajectory if the step size is adapted; longer ones are cut, as the record reports.
+        max_steps: maximum steps per trajectory if the step size is adapted; longer ones are truncated, as the record
+            reports.
         thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".
-        draw_dtype: dtype of the stored draws, such as "float16" (or torch.float16) to save disk space; None takes the
+        draw_dtype: dtype of the stored draws, such as "float16" (or torch.float16) to save disk space; None uses the
             network's.
         compile: True, False or "auto".
         collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the

@@ -55,7 +55,7 @@ class IVON(TrainingMethod[GaussianPosterior]):
     Args:
         lr: learning rate, a fraction of a Newton step.
         momentum: b1, the decay of the mean gradient.
-        beta2: b2, the decay of the mean curvature; None takes 1 - r / steps, at least 0.9, with r from 5
+        beta2: b2, the decay of the mean curvature; None uses 1 - r / steps, at least 0.9, with r from 5
             in runs of up to a hundred epochs to 15 in long ones.
         hess_init: initial curvature h, per row, of every weight: the initial variance is 1 / (N (hess_init + delta)).
             None measures the loss at the start: the mean of the Hessian's diagonal, or lr / 10 of its largest

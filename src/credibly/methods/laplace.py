@@ -57,7 +57,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         fisher_samples: number of labels per row with "sampled". Each costs one backward pass.
         random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob
             patterns on their names. The others stay at their trained values.
-        start: "map" fits the mode first, with the training settings; "network" takes the network as it is, which
+        start: "map" fits the mode first, with the training settings; "network" uses the network as it is, which
             makes a network trained elsewhere Bayesian; or a (D,) tensor of weights.
         init: starting point of the MAP fit: "network", "fresh", "prior" or a (1, D) tensor.
         noise_from: what learned noise maximises: "training" (the density of the training rows, together with the
@@ -172,7 +172,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return settings that take the noise of highest evidence: on a small table that of the mode is too small."""
+        """Return settings that choose the noise by the evidence: on a small table that of the mode is too small."""
         return super().table_settings(layers, noise) | {"noise_from": "evidence"}
 
     def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:

@@ -38,16 +38,16 @@ class MCLMC(SamplingMethod):
         adjusted: whether paths are accepted or rejected, which makes the draws exact. False has a bias that depends on
             the step size, and the record has the variance of the energy error that it comes from.
         step_size: None finds it during warm-up.
-        trajectory_length: length of the path of an iteration, over which directions persist; None takes the width of
+        trajectory_length: length of the path of an iteration, over which directions persist; None uses the width of
             the density, sqrt(sum of the variances), as found during warm-up.
         energy_variance: variance of the energy error of a step, per dimension, that the step size of the unadjusted
             form is adapted to. The bias shrinks with it.
         target_accept: acceptance rate that the step size of the adjusted form is adapted to.
         integrator: "minimum-error" (two gradients per step) or "leapfrog".
-        max_steps: maximum steps per iteration; longer paths are cut, and the record reports it.
+        max_steps: maximum steps per iteration; longer paths are truncated, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
-        mass: not a setting of MCLMC. It raises an error that says so.
+        mass: not supported, because there is no momentum; passing it raises an error.
     """
 
     name: ClassVar[str] = "mclmc"

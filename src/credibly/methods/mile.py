@@ -2,8 +2,8 @@
 
     w_m = argmax log p(w | D), each from its own start;    chain m: MCLMC from w_m;    p(y | x) = mean over all draws
 
-The chains are short and need not meet: each is a local posterior around its member, and the draws are the mixture of
-them with equal weights. See `credibly.methods.mclmc` for the dynamics.
+The chains are short and need not mix with each other: each is a local posterior around its member, and the draws are
+the mixture of them with equal weights. See `credibly.methods.mclmc` for the dynamics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MILE(MCLMC):
         init: "ensemble" trains the members; or a (C, D) tensor or a posterior with a start for every chain.
         adjusted, step_size, trajectory_length, energy_variance, target_accept, integrator, thin, draw_dtype, compile:
             as in `MCLMC`.
-        until, budget: not settings of MILE: its chains are not meant to meet. They raise an error that says so.
+        until, budget: not supported, because the chains need not mix with each other; passing them raises an error.
     """
 
     name: ClassVar[str] = "mile"
@@ -52,7 +52,7 @@ class MILE(MCLMC):
             found = f'must be "ensemble", a (chains, D) tensor or a posterior for MILE, got {self.init!r}'
             raise InputError("init", found, "Use MCLMC for other starting points")
         if self.until is not None:
-            found = f"must be None for MILE, whose chains are not meant to meet, got {self.until!r}"
+            found = f"must be None for MILE, whose chains need not mix with each other, got {self.until!r}"
             raise InputError("until", found, "Use MCLMC, HMC, NUTS or ChEES to sample until chains agree")
         if self.budget is not None:
             found = f"must be None for MILE, whose chains have a fixed length, got {self.budget!r}"

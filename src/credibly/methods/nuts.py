@@ -32,7 +32,7 @@ DEEPEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class NUTS(SamplingMethod):
-    """The No-U-Turn sampler: HMC that finds the length of every trajectory by itself.
+    """The No-U-Turn sampler: HMC that finds the length of every trajectory automatically.
 
     Args:
         chains, draws: number of chains, and number of draws per chain.
@@ -45,7 +45,7 @@ class NUTS(SamplingMethod):
             trajectories that reached it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
-        trajectory_length: not a setting of NUTS. It raises an error that says so.
+        trajectory_length: not supported, because every trajectory finds its own; passing it raises an error.
     """
 
     name: ClassVar[str] = "nuts"

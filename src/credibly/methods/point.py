@@ -20,7 +20,7 @@ from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.inference.training.predicted_noise import with_held_out_level
+from credibly.inference.training.predicted_noise import with_rescaled_noise
 from credibly.likelihoods import Likelihood
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
@@ -64,7 +64,7 @@ class _Point(TrainingMethod[DrawsPosterior]):
                     problem, theta, data, loss, self, begin, seed=seed, progress=fit.progress, mesh=mesh
                 )
                 if data.stops:
-                    theta, factor = with_held_out_level(problem, theta, data.unseen(1))
+                    theta, factor = with_rescaled_noise(problem, theta, data.unseen(1))
                     history |= {} if factor is None else {"noise_factor": factor}
         return DrawsPosterior(Model.of(problem), theta.unsqueeze(1), fit.record(history))
 
@@ -82,7 +82,7 @@ class _Point(TrainingMethod[DrawsPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return settings that take the noise from held-out rows.
+        """Return settings that estimate the noise on held-out rows.
 
         A point estimate has no other source of width, and its training residuals are too small.
         """

@@ -66,18 +66,18 @@ class _SGMCMC(SamplingMethod):
 
     Args:
         chains, draws: number of chains, and number of draws per chain.
-        warmup: steps before the first draw, in which step size and preconditioner are found; None takes as many as the
+        warmup: steps before the first draw, in which step size and preconditioner are found; None uses as many as the
             chains need to forget where they started, judged by the prior's scale, and the record keeps their number.
-        thin: steps per draw; None takes enough of them for the chains to cross the prior's scale several times over all
+        thin: steps per draw; None uses enough of them for the chains to cross the prior's scale several times over all
             draws.
-        max_steps: maximum steps per chain if `warmup` or `thin` is None; the record reports whether it cut them.
-        batch_size: rows per minibatch; None takes all rows up to 10,000 of them, else about 256, chosen so that an
+        max_steps: maximum steps per chain if `warmup` or `thin` is None; the record reports whether it shortened them.
+        batch_size: rows per minibatch; None uses all rows up to 10,000 of them, else about 256, chosen so that an
             epoch leaves out few rows.
         step_size: h of SGHMC, eps of SGLD; None finds it in warm-up, and the record keeps its value.
         schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its
             end).
         cycles: number of cycles of the cyclical schedule.
-        exploration: fraction of a cycle spent looking for a mode, without noise and without draws.
+        exploration: fraction of a cycle that searches for a mode, without noise and without draws.
         preconditioner: "prior" (P = prior variance), "rmsprop" (every weight's step is scaled by the root of its mean
             squared gradient, estimated in warm-up and then frozen), None, or "auto": "prior" if the prior's scales
             differ and no step size is given, else None.
@@ -85,9 +85,9 @@ class _SGMCMC(SamplingMethod):
             rows and that of the same minibatch (SVRG); the anchor moves to the chain once per epoch. A step then takes
             two minibatch gradients, and runs on the torch backend.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior;
-            "auto" takes "ensemble" if these fits cost at most 100 gradients of all rows each, else "fresh".
+            "auto" means "ensemble" if these fits cost at most 100 gradients of all rows each, else "fresh".
         start_steps: training steps of the MAP fits of "ensemble" and "map".
-        draw_dtype: dtype of the stored draws; None takes the network's.
+        draw_dtype: dtype of the stored draws; None uses the network's.
         compile: True, False or "auto".
         until: "mixed" continues until R-hat and the effective sample size of predictions reach 1.03 and 500, and the
             record reports whether they did; only with the constant schedule. None stops after `draws` draws.
@@ -269,7 +269,7 @@ class SGHMC(_SGMCMC):
     """Stochastic-gradient Hamiltonian Monte Carlo: gradient steps with momentum, friction and matching noise.
 
     Args:
-        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1.4 in
+        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None uses a friction of 1.4 in
             units of the prior's scale, and the record keeps c.
     """
 

@@ -16,7 +16,7 @@ their mean, whose variance is the posterior's in every direction that relaxes wi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_integer, check_positive
 from credibly.core.progress import Progress
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
 from credibly.inference.footprint import check_training
@@ -76,7 +77,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     Args:
         rank: K, the number of last points in the low-rank part; from 2 to `iterates`.
         iterates: T, the number of recorded points.
-        every: steps per point. None takes an epoch: with `sgd_lr` at least 10 steps, without it at least the steps of
+        every: steps per point. None means one epoch: with `sgd_lr` at least 10 steps, without it at least the steps of
             training divided by `iterates`.
         sgd_lr: the constant learning rate of SWAG as published, on the loss -(1/N) log p: points are iterates, and the
             rate sets their variance. None matches the posterior instead: points are averages over `every` steps of
@@ -128,43 +129,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """Return the Gaussian of the iterates; `record.history` holds the learning rate and the losses."""
         problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
         data = split(problem, self, seed)
-        parts = LEAST_BATCHES if self.sgd_lr is not None else LEAST_BATCHES_AVERAGED
-        batch = self.batch_size or max(1, min(128, data.count // parts))
-        batch = batch if problem.stream is None else problem.stream.batch
-        if batch >= data.count:
-            raise InputError(
-                "batch_size",
-                f"must be smaller than the number of training rows, {data.count}, got {batch}",
-                "With all rows in a batch, SGD has no noise",
-            )
-        every = self.every or max(LEAST_STEPS, data.count // batch)
-        if self.sgd_lr is None:
-            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
-            every = self.every or max(LEAST_STEPS, data.count // batch, length)
-            if problem.stream is not None:
-                every = window_of_stream(self.every, every, problem.stream.batches)
+        batch, every = self._window(problem, data)
         begin = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
+        objective = NegativeLogDensity(problem, data.count)
         theta = begin.clone()
         history: dict[str, Any] = {}
-        objective = NegativeLogDensity(problem, data.count)
         if isinstance(self.init, str) and self.init == "map":
-            try:
-                done = train(
-                    problem,
-                    objective,
-                    theta.clone(),
-                    self,
-                    data,
-                    seed=seed,
-                    title="MAP start",
-                    progress=progress,
-                    mesh=mesh,
-                )
-            except TrainingError as error:
-                # A point estimate is not a result of this method.
-                error.posterior = None
-                raise
-            theta, history = done.theta, done.history
+            theta, history = self._mode(fit, objective, theta, data, mesh)
         moments = make_iterates(self.rank, problem.dim, problem.device, problem.layout.dtype)
         if self.sgd_lr is not None:
             rate = self.sgd_lr
@@ -177,12 +148,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
             stretch = math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
-            if isinstance(averages, list):
-                for point, loss in zip(deviations_in_place(averages, stretch, problem.prior.std), losses[1:]):
-                    moments.add(point, loss)
-            else:
-                for point, loss in zip(self._points(averages, stretch, problem.prior.std.double()), losses[1:]):
-                    moments.add(point, loss)
+            for point, loss in zip(self._points(averages, stretch, problem.prior.std), losses[1:]):
+                moments.add(point, loss)
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
@@ -199,24 +166,67 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             phi[:, own] = found[:, own]
         return GaussianPosterior(Model.of(problem), LowRank(self.rank), phi, fit.record(history))
 
+    def _window(self, problem: Problem, data: Data) -> tuple[int, int]:
+        """Return the rows per minibatch of SGD, and its steps per recorded point."""
+        parts = LEAST_BATCHES if self.sgd_lr is not None else LEAST_BATCHES_AVERAGED
+        batch = self.batch_size or max(1, min(128, data.count // parts))
+        batch = batch if problem.stream is None else problem.stream.batch
+        if batch >= data.count:
+            raise InputError(
+                "batch_size",
+                f"must be smaller than the number of training rows, {data.count}, got {batch}",
+                "With all rows in a batch, SGD has no noise",
+            )
+        every = self.every or max(LEAST_STEPS, data.count // batch)
+        if self.sgd_lr is None:
+            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
+            every = self.every or max(LEAST_STEPS, data.count // batch, length)
+            if problem.stream is not None:
+                every = window_of_stream(self.every, every, problem.stream.batches)
+        return batch, every
+
+    def _mode(
+        self, fit: Fit, objective: NegativeLogDensity, theta: Tensor, data: Data, mesh: Mesh
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the MAP fit at which SGD starts, (1, D), and its history."""
+        try:
+            done = train(
+                fit.problem,
+                objective,
+                theta.clone(),
+                self,
+                data,
+                seed=fit.seed,
+                title="MAP start",
+                progress=fit.progress,
+                mesh=mesh,
+            )
+        except TrainingError as error:
+            # A point estimate is not a result of this method.
+            error.posterior = None
+            raise
+        return done.theta, done.history
+
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return settings that take the noise from held-out rows.
+        """Return settings that estimate the noise on held-out rows.
 
         The mean that SGD circles around has fitted some of the noise of the training rows.
         """
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
     @staticmethod
-    def _points(averages: Tensor, stretch: float, widest: Tensor) -> Tensor:
+    def _points(averages: Tensor | list[Tensor], stretch: float, widest: Tensor) -> Iterable[Tensor]:
         """Return points (T, D) around the mean of all averages (T + 1, D) but the first."""
+        if isinstance(averages, list):
+            return deviations_in_place(averages, stretch, widest)
         # Half the variance of a difference is that of an average, free of the drift of the mean that SGD has when it
         # starts away from the mode.
         change = averages.diff(dim=0) / math.sqrt(2)
         spread = stretch * (change - change.mean(0))
         # The posterior is narrower than the prior. A weight that fluctuates more than that has not settled, and if it
         # is a noise scale it would widen every interval.
-        spread = spread * (widest / spread.std(0)).clamp(max=1)
+        spread = spread * (widest.double() / spread.std(0)).clamp(max=1)
         return averages[1:].mean(0) + spread
 
     def _averages(

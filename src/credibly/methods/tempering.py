@@ -46,9 +46,9 @@ class ParallelTempering(SamplingMethod):
         temperatures: the number of temperatures from 1 to `hottest`, spaced in warm-up for equal swap acceptance; or
             the temperatures themselves, increasing from 1. They multiply the problem's own likelihood temperature.
             All of a `Density` is tempered.
-        hottest: the highest temperature, if `temperatures` is a number of them. None takes the highest, up to 10, at
+        hottest: the highest temperature, if `temperatures` is a number of them. None chooses the highest, up to 10, at
             which that many temperatures still exchange 40 % of the time.
-        trajectory_length: length at the lowest temperature; None takes pi/2 times the prior's scale. The others take
+        trajectory_length: length at the lowest temperature; None uses pi/2 times the prior's scale. The others take
             the same number of steps, each with its own step size.
         step_size: step size at the lowest temperature; at T it is sqrt(T) times as large. None finds one for every
             temperature during warm-up.

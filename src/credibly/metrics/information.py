@@ -43,19 +43,19 @@ def self_information(p: td.Distribution | Tensor, outcome: Tensor | float) -> Es
         p: a distribution, or probabilities (..., K).
         outcome: a value of the distribution, or for probabilities the index of an outcome, 0..K-1, shape (...).
     """
-    table, event = _table("p", p), _any(p).event_shape if isinstance(p, td.Distribution) else ()
+    table, event = _table("p", p), _untyped(p).event_shape if isinstance(p, td.Distribution) else ()
     x = torch.as_tensor(outcome)
     if x.numel() == 0 or (x.is_floating_point() and bool(x.isnan().any())):
         raise InputError("outcome", "must not be empty or NaN")
     if tuple(x.shape[x.dim() - len(event) :]) != tuple(event):
         raise InputError("outcome", f"must end in the event shape {tuple(event)}, got {tuple(x.shape)}")
     if table is None:
-        return _exact(-_log_prob(p, x))
+        return _without_error(-_log_prob(p, x))
     if isinstance(p, td.OneHotCategorical):
         if not bool((((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)).all()):
             raise InputError("outcome", "must be one-hot")
         x = x.argmax(-1)
-    return _exact(-_pick(table.log_p, x))
+    return _without_error(-_pick(table.log_p, x))
 
 
 def entropy(p: td.Distribution | Tensor, *, samples: int = 10_000, seed: int = 0) -> Estimate:
@@ -69,11 +69,11 @@ def entropy(p: td.Distribution | Tensor, *, samples: int = 10_000, seed: int = 0
     _check_samples(samples)
     table = _table("p", p)
     if table is not None:
-        return _exact(_cross(table, table).clamp(min=0))
+        return _without_error(_cross(table, table).clamp(min=0))
     closed = _closed_entropy(p)
     if closed is not None:
-        return _exact(closed)
-    return _monte_carlo(p, lambda x: -_any(p).log_prob(x), samples, seed)
+        return _without_error(closed)
+    return _monte_carlo(p, lambda x: -_untyped(p).log_prob(x), samples, seed)
 
 
 def kl_divergence(
@@ -89,11 +89,11 @@ def kl_divergence(
     if tables is not None:
         t, u = tables
         terms = torch.where(torch.isneginf(u.log_p), torch.inf, t.p * (t.log_p - u.log_p))
-        return _exact(torch.where(torch.isneginf(t.log_p), 0, terms).sum(-1).clamp(min=0))
+        return _without_error(torch.where(torch.isneginf(t.log_p), 0, terms).sum(-1).clamp(min=0))
     closed = _closed_kl(p, q)
     if closed is not None:
-        return _exact(closed.clamp(min=0))  # closed forms may round to slightly below 0 where P = Q
-    return _monte_carlo(p, lambda x: _any(p).log_prob(x) - _log_prob(q, x), samples, seed, like=q)
+        return _without_error(closed.clamp(min=0))  # closed forms may round to slightly below 0 where P = Q
+    return _monte_carlo(p, lambda x: _untyped(p).log_prob(x) - _log_prob(q, x), samples, seed, like=q)
 
 
 def cross_entropy(
@@ -113,7 +113,7 @@ def cross_entropy(
     _check_samples(samples)
     tables = _pair(p, q)
     if tables is not None:
-        return _exact(_cross(*tables).clamp(min=0))
+        return _without_error(_cross(*tables).clamp(min=0))
     h, kl = _closed_entropy(p), _closed_kl(p, q)
     if h is None and kl is None:
         return _monte_carlo(p, lambda x: -_log_prob(q, x), samples, seed, like=q)
@@ -130,7 +130,7 @@ def mutual_information(joint: Tensor) -> Estimate:
     a, b = joint.sum(-1, keepdim=True), joint.sum(-2, keepdim=True)
     # Separate logs: p(a) p(b) may underflow where neither factor does.
     terms = torch.xlogy(joint, joint) - torch.xlogy(joint, a) - torch.xlogy(joint, b)
-    return _exact(terms.sum((-2, -1)).clamp(min=0))
+    return _without_error(terms.sum((-2, -1)).clamp(min=0))
 
 
 def mutual_information_of_draws(probabilities: Tensor) -> Estimate:
@@ -171,11 +171,11 @@ def check_probabilities(argument: str, p: Any, axes: int = 1) -> Tensor:
     return result
 
 
-def _exact(value: Tensor) -> Estimate:
+def _without_error(value: Tensor) -> Estimate:
     return Estimate(value, torch.zeros_like(value).detach())
 
 
-def _any(p: object) -> Any:
+def _untyped(p: object) -> Any:
     """Return the object untyped: torch's distributions have few annotations."""
     return p
 
@@ -205,8 +205,8 @@ def _table(argument: str, p: Any) -> _Table | None:
         return None
     # Torch clamps the logits of probabilities 0 and 1, so there the probabilities are used. Everywhere else the logits
     # are at least as precise.
-    logits, probs, binary = _any(p).logits, _any(p).probs, isinstance(p, td.Bernoulli)
-    ends = _any(td.utils).probs_to_logits(probs.new_tensor([0.0, 1.0]), is_binary=binary)
+    logits, probs, binary = _untyped(p).logits, _untyped(p).probs, isinstance(p, td.Bernoulli)
+    ends = _untyped(td.utils).probs_to_logits(probs.new_tensor([0.0, 1.0]), is_binary=binary)
     clamped = torch.isclose(logits[..., None], ends, rtol=4 * torch.finfo(probs.dtype).eps, atol=0).any(-1)
     if not binary:
         return _Table(probs, torch.where(clamped, probs.log(), logits))
@@ -234,7 +234,7 @@ def _pair(p: Any, q: Any) -> tuple[_Table, _Table] | None:
 
 def _broadcast(argument: str, a: torch.Size, b: torch.Size) -> torch.Size:
     try:
-        return torch.Size(_any(torch).broadcast_shapes(a, b))
+        return torch.Size(_untyped(torch).broadcast_shapes(a, b))
     except RuntimeError:
         raise InputError(argument, f"has shape {tuple(a)}, which does not broadcast against {tuple(b)}") from None
 
@@ -305,7 +305,7 @@ def _seeded(seed: int) -> Iterator[None]:
     """Seed torch's generators inside the context and restore the global random state after it."""
     # torch.manual_seed would also seed a GPU that is initialised later, after the context has ended. So devices are
     # seeded one by one, and GPUs only if CUDA is initialised.
-    initialised = _any(torch.cuda).is_initialized()
+    initialised = _untyped(torch.cuda).is_initialized()
     with torch.random.fork_rng(list(range(torch.cuda.device_count())) if initialised else []):
         torch.default_generator.manual_seed(seed)
         if initialised:

@@ -1,6 +1,6 @@
 """Metrics of predictions: plain functions on tensors, independent of methods and posteriors.
 
-Arguments are checked before any work: shapes must match exactly (nothing is broadcast), NaN is refused, labels must be
+Arguments are checked before any work: shapes must match exactly (nothing is broadcast), NaN is rejected, labels must be
 integers within range. Scalars are returned as 0-dim tensors. A proper score takes reduction="none" to return its value
 per row.
 """

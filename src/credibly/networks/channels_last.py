@@ -22,7 +22,7 @@ from credibly.networks.copying import copy_module
 
 
 class Arrangement(NamedTuple):
-    """How a network takes its inputs, by one forward pass of a few rows.
+    """The arrangement of a network's inputs, found by one forward pass of a few rows.
 
     Attributes:
         group_norm: whether it normalises groups of channels, by a layer or by a call in its forward; False on a GPU,
@@ -37,7 +37,7 @@ class Arrangement(NamedTuple):
 
 
 def find_arrangement(module: nn.Module, trial: Inputs, device: torch.device, dtype: torch.dtype) -> Arrangement:
-    """Return how the network takes its inputs.
+    """Return the arrangement of the network's inputs.
 
     Channels last is tested, since `x.view(len(x), -1)` after a convolution raises there, unlike flatten and reshape.
     """

@@ -28,8 +28,8 @@ def copy_module(module: Module, memo: dict[int, Any] | None = None) -> Module:
     """
     memo = {} if memo is None else memo
     for tensor in _stored(module):
-        if _escaped(tensor):
-            memo.setdefault(id(tensor), _lost(tensor))
+        if _is_functorch_wrapper(tensor):
+            memo.setdefault(id(tensor), _placeholder(tensor))
         elif not _is_leaf(tensor):
             memo.setdefault(id(tensor), tensor.detach().clone())
     made = copy.deepcopy(module, memo)
@@ -44,7 +44,7 @@ def forget_results(module: nn.Module) -> None:
         # A module's own dicts of parameters and buffers are not changed.
         own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
         for name, value in own.items():
-            if any(map(_escaped, _tensors(value))):
+            if any(map(_is_functorch_wrapper, _tensors(value))):
                 setattr(part, name, None)
 
 
@@ -74,11 +74,11 @@ def _is_leaf(tensor: Tensor) -> bool:
         return False
 
 
-def _lost(tensor: Tensor) -> Tensor:
+def _placeholder(tensor: Tensor) -> Tensor:
     shape = tuple(tensor.shape)
     value = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0
     return torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
 
 
-def _escaped(tensor: Tensor) -> bool:
+def _is_functorch_wrapper(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

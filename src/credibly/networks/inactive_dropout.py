@@ -55,8 +55,8 @@ def describe_inactive(found: Mapping[str, Sequence[str]], most: int = 3) -> str:
     return "; ".join(lines)
 
 
-def note_inactive(found: Mapping[str, Sequence[str]]) -> None:
-    """Log the dropout that stays off."""
+def log_inactive(found: Mapping[str, Sequence[str]]) -> None:
+    """Log which dropout stays off, and why."""
     if found:
         log.info("dropout that stays off: %s", describe_inactive(found))
 

@@ -7,7 +7,8 @@ In the order in which a network is built, so that later ones have the last word:
        in it that have no closer one
     3. `reset_lora_parameters(adapter, rule)` of the LoRA layers of peft, by the rule of the adapter's configuration
 
-All of these are recognised by their names; neither package is imported. What none of them writes is perturbed.
+All of these are recognised by their names; neither package is imported. Parameters that none of them writes are
+perturbed.
 """
 
 from __future__ import annotations

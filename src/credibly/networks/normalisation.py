@@ -289,7 +289,7 @@ def _check_replaceable(layer: Any, by: Replacement, described: str) -> None:
     if is_parametrized(layer):
         refuse("is parametrized", "Call torch.nn.utils.parametrize.remove_parametrizations on it first")
     if not _is_plain(layer) and not is_followed(layer, _spatial_axes(layer)):
-        refuse("overrides forward, and does more than to normalise and apply its own layers", "Replace it by hand")
+        refuse("overrides forward, which does more than normalise and apply its own layers", "Replace it by hand")
     if by == "frozen" and (layer.running_mean is None or layer.running_var is None):
         refuse("has no running statistics to freeze (track_running_stats=False)", 'Use "group" or "frn" instead')
     if by == "group" and layer.num_features == 1 and not _spatial_axes(layer):

@@ -206,9 +206,9 @@ class Posterior(ABC):
 
         Args:
             path: the file, ending in .onnx (needs `credibly[export]`) or .pt2.
-            x: rows for the trace and the comparison; None takes random ones. Pass some if inputs are integers.
+            x: rows for the trace and the comparison; None uses random ones. Pass some if inputs are integers.
             levels: probabilities of the quantiles; None is 0.05, 0.5 and 0.95 for Gaussian and Student-t noise.
-            draws: number of draws; None takes all stored ones, or as many as `predict` by default.
+            draws: number of draws; None uses all stored ones, or as many as `predict` by default.
             seed: seed of draws that are not stored: of Gaussian posteriors, dropout masks and Laplace.
             overwrite: whether to replace an existing file.
         """
@@ -237,7 +237,7 @@ class Posterior(ABC):
         """Return the tensors to store, by name."""
 
     def description(self) -> Any:
-        """Return what else to store, as plain JSON values."""
+        """Return everything else to store, in plain JSON."""
         return None
 
     @classmethod

@@ -58,7 +58,7 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        module = model.taken[0].write(theta).requires_grad_(False)
+        module = model.forward_layout.write(theta).requires_grad_(False)
         self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
@@ -68,7 +68,7 @@ class DropoutPosterior(Posterior):
         structure = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
         if structure not in self._plans:
             trial = map_inputs(lambda t: t[:1], x)
-            try_network(self.model.taken[0], trial)
+            try_network(self.model.forward_layout, trial)
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
@@ -134,7 +134,7 @@ class DropoutPosterior(Posterior):
         return cls(model, tensors["theta"], description["rates"], tuple(description["inserted"]), record)
 
     def _blank(self) -> Inputs:
-        return blank_row(self.model.taken[1], self.layout.device)
+        return blank_row(self.model.forward_row, self.layout.device)
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{k} {v:.3g}" for k, v in self.rates.items())
@@ -150,7 +150,7 @@ class MaskPlan:
         varied = {
             s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=theta.dtype, device=theta.device) for s in self.sites
         }
-        self.layout = posterior.model.taken[0]
+        self.layout = posterior.model.forward_layout
         self.forward = Forward(self.layout, "auto", trial, module=posterior.masked, varied=varied)
         self.width = self.forward.row_width
         self.width_from_first_mask = repeated_width(posterior.masked, self.sites[0].name, trial)
@@ -241,7 +241,7 @@ class MaskDraws:
         return self.posterior.model.extra(self.posterior.theta.expand(stop - start, -1))
 
     def row_width(self) -> int:
-        """Return how many values one row takes with masks per row; otherwise 1, as `outputs` tiles by itself."""
+        """Return how many values one row takes with masks per row; otherwise 1, as `outputs` splits them itself."""
         return self.width
 
 

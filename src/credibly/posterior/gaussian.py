@@ -94,7 +94,7 @@ class GaussianPosterior(Posterior):
         """Return a plain `nn.Module` with the mean weights of a component, or with those of one draw of q.
 
         Args:
-            draw: the index of a draw from `sample`; None takes the mean.
+            draw: the index of a draw from `sample`; None uses the mean.
             component: index of the component whose mean is taken.
             seed: seed of the draws.
         """

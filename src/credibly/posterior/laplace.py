@@ -69,8 +69,8 @@ class LaplacePosterior(Posterior):
     @cached_property
     def parts(self) -> Parts:
         """The network's layers and other parameters that the Gaussian covers."""
-        layout, row = self.model.taken
-        return find_parts(layout, self.names, blank_row(row, layout.device))
+        layout = self.model.forward_layout
+        return find_parts(layout, self.names, blank_row(self.model.forward_row, layout.device))
 
     def places(self, block: Block) -> Tensor:
         """Return the indices of a block's coordinates in the flat vector, in the block's own order."""

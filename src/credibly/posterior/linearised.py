@@ -58,7 +58,7 @@ class OutputDraws:
         self.model, self.loc, self.parts, self.count = model, loc, parts, draws
         self.likelihood = model.likelihood
         self.blocks = [block for block in blocks if block.source != "likelihood"]
-        self.passes = RowPass(model.taken[0], model.likelihood, model.forward, loc, parts)
+        self.passes = RowPass(model.forward_layout, model.likelihood, model.forward, loc, parts)
         with torch.no_grad():
             trial = model.forward(loc.unsqueeze(0), map_inputs(lambda t: t[:1], x))
         shape = self.likelihood.arrange(trial, 1).shape
@@ -125,7 +125,7 @@ class OutputDraws:
         return self.model.extra(torch.cat([network, self.own[start:stop]], -1))
 
     def row_width(self) -> int:
-        """Return 1: `outputs` splits rows into blocks by itself."""
+        """Return 1: `outputs` splits the rows into blocks itself."""
         return 1
 
 

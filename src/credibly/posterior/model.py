@@ -73,9 +73,14 @@ class Model:
         return x
 
     @property
-    def taken(self) -> tuple[Layout, dict[str, Any]]:
-        """The layout of what `forward` runs, and the structure of one row of what it takes."""
-        return (self.layout, self.row) if self.frozen is None else (self.forward.layout, self.frozen.row)
+    def forward_layout(self) -> Layout:
+        """The layout of the network that `forward` runs: of the head, if the body is frozen."""
+        return self.layout if self.frozen is None else self.forward.layout
+
+    @property
+    def forward_row(self) -> dict[str, Any]:
+        """The structure of one row of the inputs of `forward`: stored activations, if the body is frozen."""
+        return self.row if self.frozen is None else self.frozen.row
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
         """Return the likelihood's own parameters in theta (S, D)."""

@@ -47,7 +47,7 @@ class Saveable(Protocol):
         """Return the tensors to store, by name."""
 
     def description(self) -> Any:
-        """Return what else to store, as plain JSON values."""
+        """Return everything else to store, in plain JSON."""
 
 
 def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

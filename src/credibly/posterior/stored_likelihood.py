@@ -19,10 +19,10 @@ def stored_likelihood(spec: Mapping[str, Any], given: Likelihood | None) -> Like
     if given is not None:
         return given.restored(spec)
     known = kinds_of(*LIKELIHOODS.values(), *PRIORS.values())
-    foreign = [own for own in _kinds(spec) if own["kind"] not in known]
-    if foreign:
-        kind = foreign[0]["kind"]
-        name = f"from_distribution({foreign[0]['make']})" if "make" in foreign[0] else repr(kind)
+    unknown = [own for own in _kinds(spec) if own["kind"] not in known]
+    if unknown:
+        kind = unknown[0]["kind"]
+        name = f"from_distribution({unknown[0]['make']})" if "make" in unknown[0] else repr(kind)
         raise StoreError(
             f"likelihood: the run was made with {name}, whose code this version does not know and a folder does not "
             "hold. Pass likelihood= with the likelihood of the fit"

@@ -30,7 +30,7 @@ from credibly.predictive.rescaling import in_units, with_likelihood
 from credibly.predictive.transforms import FAR, Transform
 
 NODES = 20  # nodes of the quadrature over normal noise: exact for polynomials of degree 39
-# Heavy tails take the trapezoidal rule over t with noise sinh(t), to 2e8 scales, where the integrand has decayed.
+# Heavy tails use the trapezoidal rule over t with noise sinh(t), to 2e8 scales, where the integrand has decayed.
 TAIL, TAIL_NODES = 20.0, 201
 FARTHEST = 1e100  # values outside the domain of a transform are moved here
 

@@ -114,7 +114,7 @@ class BoundGaussianPrior:
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Return the normalised log density: (C, D) -> (C,)."""
-        loc, precision = self._in(theta.dtype)
+        loc, precision = self._in_dtype(theta.dtype)
         return self.constant - 0.5 * precision.quadratic(theta - loc)
 
     def expected_log_prob(
@@ -145,7 +145,7 @@ class BoundGaussianPrior:
         """Whether the coordinates are independent."""
         return self.precision.structure == "diagonal"
 
-    def _in(self, dtype: torch.dtype) -> tuple[Tensor, Precision]:
+    def _in_dtype(self, dtype: torch.dtype) -> tuple[Tensor, Precision]:
         if dtype == self.dtype:
             return self.loc, self.precision
         if dtype != torch.float64:

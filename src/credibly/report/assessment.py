@@ -3,8 +3,8 @@
 Predictions are judged by the evaluated rows: good, use with care, do not trust. Sampling is judged by the chains: good,
 usable, not enough draws, not mixed, failed. A fit is as good as its predictions unless its chains disagree.
 
-Nothing here depends on how a method works. What matters about one is read off its predictions (a single draw has no
-epistemic uncertainty) or its chains.
+Nothing here depends on how a method works: only its predictions (a single draw has no epistemic uncertainty) and its
+chains are used.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Assessment:
 
     @property
     def recommendations(self) -> tuple[Recommendation, ...]:
-        """What to do next, without duplicates."""
+        """The recommendations of all findings, without duplicates."""
         return tuple(dict.fromkeys(one for finding in self.findings for one in finding.recommendations))
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +110,11 @@ def _verdict(made: list[Finding]) -> str:
 
 
 def _meaning(facts: FitSummary, made: list[Finding]) -> str:
-    """Return what the findings on the predictions mean, as a sentence."""
+    """Return a sentence that sums up the findings on the predictions."""
     failures, warnings = (sum(one.severity == severity for one in made) for severity in (FAIL, WARN))
     if failures:
         return f"On {kind_of_rows(facts)} they fail a test that makes them unusable as they are."
     if warnings:
-        limits = "1 finding below limits" if warnings == 1 else f"{warnings} findings below limit"
+        limits = "1 finding (see below) limits" if warnings == 1 else f"{warnings} findings (see below) limit"
         return f"{limits} how far they can be relied on.".capitalize()
     return f"Nothing below argues against trusting them on data like {facts.evaluated or facts.table}."

@@ -68,7 +68,7 @@ def coverage(facts: FitSummary) -> Finding | None:
         text = f"Overconfident: the {what} cover only {observed:.1%} of the values ({chance})."
         return Finding(FAIL if severe else WARN, text, advice)
     if regression and above < CHANCE and facts.predictive.likelihood.support == "count":
-        # Whether they are too wide for what they could be is a matter of their randomised coverage.
+        # Their randomised coverage shows whether they are wider than intervals of integers have to be.
         (randomised,) = interval_coverage(facts, (LEVEL,))
         if binomial_tails(round(randomised * n), n, LEVEL)[1] >= CHANCE:
             more = f"more than {LEVEL:.0%} because they end at integers"

@@ -36,7 +36,7 @@ def metrics_by_class(facts: FitSummary) -> ClassMetrics | None:
 
 
 def outcome_by_cost(facts: FitSummary, label: int, ratio: float) -> Threshold:
-    """Return what the threshold for calibrated probabilities gives if a missed row costs `ratio` false alarms."""
+    """Return the outcome at the optimal threshold for calibrated probabilities if a miss costs `ratio` false alarms."""
     p = facts.predictive.probabilities.cpu()[:, label].double().clamp(0, 1)
     at = cost_threshold(false_positive=1.0, false_negative=float(ratio))
     return outcome(p, torch.as_tensor(facts.y) == label, at, false_negative=float(ratio))

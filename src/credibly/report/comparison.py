@@ -186,7 +186,7 @@ def _pictures_section(facts: dict[str, FitSummary]) -> Section:
     density = {name: log_density_per_row(one) for name, one in facts.items()}
     density_dots = {n: (float(v.mean()), standard_error(v)) for n, v in density.items()}
     baseline = first.baseline
-    drawn = [_dots("density", "Log density", density_dots, "higher is better", baseline.get("log_density"))]
+    drawn = [_dot_plot("density", "Log density", density_dots, "higher is better", baseline.get("log_density"))]
     loss = {name: loss_per_row(one) for name, one in facts.items()}
     if regression:
         # sqrt(m) has error e / (2 sqrt(m)) where m has error e
@@ -194,18 +194,18 @@ def _pictures_section(facts: dict[str, FitSummary]) -> Section:
             n: (math.sqrt(float(v.mean())), standard_error(v) / (2 * math.sqrt(max(float(v.mean()), 1e-300))))
             for n, v in loss.items()
         }
-        drawn.append(_dots("rmse", "RMSE", values, "lower is better", baseline.get("rmse")))
+        drawn.append(_dot_plot("rmse", "RMSE", values, "lower is better", baseline.get("rmse")))
     else:
         values = {n: (1 - float(v.mean()), standard_error(v)) for n, v in loss.items()}
-        drawn.append(_dots("accuracy", "Accuracy", values, "higher is better", baseline.get("accuracy")))
+        drawn.append(_dot_plot("accuracy", "Accuracy", values, "higher is better", baseline.get("accuracy")))
     coverage = {n: (one.figures["coverage"], 0.0) for n, one in facts.items() if "coverage" in one.figures}
     if coverage and regression:
         error = metrics.coverage_standard_error(LEVEL, len(first.y))
         band = (LEVEL - 2 * error, min(LEVEL + 2 * error, 1.0))
         note = f"the grey band is within chance of {LEVEL}"
-        drawn.append(_dots("held", "Coverage of 90% intervals", coverage, note, band=band))
+        drawn.append(_dot_plot("held", "Coverage of 90% intervals", coverage, note, band=band))
     elif coverage:
-        drawn.append(_dots("held", "Coverage of 90% prediction sets", coverage, f"at least {LEVEL} is right"))
+        drawn.append(_dot_plot("held", "Coverage of 90% prediction sets", coverage, f"at least {LEVEL} is right"))
     drawn.append(_coverage_curves(facts) if regression else _reliability_curves(facts))
     text = (
         "Points with two standard errors of the mean over rows. All methods are evaluated on the same rows, so the "
@@ -214,7 +214,7 @@ def _pictures_section(facts: dict[str, FitSummary]) -> Section:
     return Section("Side by side", text, pictures=tuple(drawn))
 
 
-def _dots(
+def _dot_plot(
     name: str,
     title: str,
     values: dict[str, tuple[float, float]],
@@ -312,7 +312,7 @@ def _verdicts_section(facts: dict[str, FitSummary], pages: Mapping[str, str], bo
 
 
 def _main_finding(found: Assessment, wrong: tuple[Finding, ...]) -> str:
-    """Return what makes a fit unreliable, or else its first finding."""
+    """Return the main reason why a fit is unreliable, or else its first finding."""
     if wrong:
         return wrong[0].text
     return found.reasons[0] if found.reasons else found.headline

@@ -106,8 +106,8 @@ def effects_section(facts: FitSummary) -> Section | None:
     what = facts.target if facts.classes is None else "the probability of a class"
     text = (
         f"The prediction of {what} if a column had the same value in every row, averaged over "
-        f"{facts.effects[0].rows:,} rows. The band is the 90% credible band of that average: what the data leave open "
-        "about it. It describes the model, not what would happen if somebody changed the column.",
+        f"{facts.effects[0].rows:,} rows. The band is the 90% credible band of that average. "
+        "It describes the model, not what would happen if somebody changed the column.",
     )
     # One scale for all, so that flat curves look flat.
     shown = _classes(facts)

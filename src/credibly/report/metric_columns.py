@@ -77,7 +77,7 @@ def metrics_of(task: str) -> dict[str, Metric]:
 
 
 def baseline_of(task: str) -> str:
-    """Return what the baseline, which ignores the columns, always predicts."""
+    """Return the constant prediction of the baseline, which ignores the columns, in words."""
     known = {"regression": "the training mean", "survival": "the same distribution of times"}
     return known.get(task, "the training class frequencies")
 

@@ -75,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do next: a sentence, and a shell command if there is one."""
+    """Advice on what to do next: a sentence, and a shell command if there is one."""
 
     text: str
     command: str = ""

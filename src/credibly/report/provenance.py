@@ -34,9 +34,9 @@ def guarantee_section(facts: FitSummary) -> Section | None:
     )
     if facts.task == "survival":
         text += (
-            "A lower bound is promised for the observed time, that of the event or of the censoring, whichever comes "
-            "first, and so for the time of the event, which is never earlier. It needs no assumption about the "
-            "censoring except that new rows are censored alike. There is no promise about upper bounds.",
+            "The lower bound is guaranteed for the observed time, event or censoring, whichever comes first, and so "
+            "for the time of the event, which is never earlier. The only assumption about the censoring is that new "
+            "rows are censored in the same way. Upper bounds carry no guarantee.",
         )
     finding = (
         f"Promised {level:.0%}, measured {measured:.1%} on {rows:,} rows; {low:.1%} to {high:.1%} is within chance, so "
@@ -50,8 +50,8 @@ def guarantee_section(facts: FitSummary) -> Section | None:
             f"With randomised {what}, which can cover exactly what is promised: {finding[0].lower()}{finding[1:]}"
         )
         findings.append(
-            f"The {what} that `predict` writes have {kind}. They cover {given:.1%}, more than promised by design: "
-            "a single count or class has a probability that is not small."
+            f"The {what} that `predict` writes include {kind}. They cover {given:.1%}, more than promised by design: "
+            "a single count or class has a probability that cannot be neglected."
         )
         marks.append("pass" if given >= low else "warn")
     if "measured_jointly" in found:

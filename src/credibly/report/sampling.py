@@ -69,7 +69,7 @@ def _wanted(facts: FitSummary) -> int:
 
 
 def _problems(facts: FitSummary) -> tuple[list[str], tuple[Recommendation, ...]]:
-    """Return what falls short, a clause each, and what to do about it."""
+    """Return the problems of the chains, a clause each, and advice on them."""
     found = facts.diagnostics
     assert found is not None
     main = next(iter(found.judged.values()))
@@ -90,12 +90,12 @@ def _problems(facts: FitSummary) -> tuple[list[str], tuple[Recommendation, ...]]
         times = math.ceil(wanted / max(fewest, 1))
         if known:
             command = refit_command(facts, "--set", f"draws={draws * times}")
-            advice.append(Recommendation(f"Take {times} times as many draws.", command))
+            advice.append(Recommendation(f"Use {times} times as many draws.", command))
     if found.divergences:
         problems.append(f"{found.divergences:,} divergent trajector{'y' if found.divergences == 1 else 'ies'}")
         if "target_accept" in facts.settings:
             command = refit_command(facts, "--set", "target_accept=0.95")
-            advice.append(Recommendation("Take smaller steps to avoid divergences.", command))
+            advice.append(Recommendation("Use smaller steps to avoid divergences.", command))
     if found.e_bfmi is not None and min(found.e_bfmi) < E_BFMI_LOW:
         problems.append(f"energy mixes slowly (E-BFMI {min(found.e_bfmi):.2f}; {E_BFMI_LOW} or more is good)")
         if known and not advice:

@@ -23,8 +23,8 @@ def uncertainty_section(facts: FitSummary) -> Section:
     fraction = float(epistemic.mean()) / total if total > 0 else 0.0
     text = [
         "A prediction is uncertain for two reasons. Aleatoric uncertainty is noise in the target; it remains however "
-        "many rows there are. Epistemic uncertainty is what the data leave open; it shrinks with more rows and is "
-        "large far from the data.",
+        "many rows there are. Epistemic uncertainty is lack of knowledge about the model; it shrinks with more rows "
+        "and is large far from the data.",
     ]
     findings = []
     pictures = []

@@ -55,7 +55,7 @@ def parse_manifest(folder: Path) -> dict[str, Any]:
         )
     sealed = manifest["format_version"] > 1 or manifest.get("streamed") or "checksum" in manifest
     if not sealed:
-        _note_unsealed(name)
+        _log_unsealed(name)
     elif manifest.get("checksum") != checksum(manifest):
         raise StoreError(f"the manifest of {name!r} was modified (its checksum does not match)")
     from credibly.storage.schemas import manifest_problems
@@ -70,7 +70,7 @@ def parse_manifest(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _note_unsealed(name: str) -> None:
+def _log_unsealed(name: str) -> None:
     """Log once that the manifest of a folder has no checksum."""
     log.warning(
         "the manifest of %s has no checksum: an earlier version of credibly wrote it, so changes to it cannot be "

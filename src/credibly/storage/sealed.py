@@ -48,7 +48,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """Read table.json. Raise if it, or a file that it lists, is not as `credibly fit` wrote it."""
     facts = parse_facts(folder)
     if facts["format_version"] == 1:
-        _note_unsealed(os.fspath(folder))
+        _log_unsealed(os.fspath(folder))
     for name in facts["files"]:
         problem = problem_of(folder, name, facts["files"][name])
         # Code that needs a missing file reports it; predictions do not need the stored rows.
@@ -58,7 +58,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _note_unsealed(name: str) -> None:
+def _log_unsealed(name: str) -> None:
     """Log once that a run has no checksums of its files."""
     log.warning(
         "%s was written by an earlier version of credibly, without checksums of its files: changes to them cannot be "

@@ -80,7 +80,7 @@ def fit_boosting(
 ) -> BoostingFit:
     """Fit gradient boosting to the columns that the networks get and evaluate it on rows that it was not fitted to.
 
-    Missing cells and categories are passed on as such, which trees handle themselves.
+    Missing cells and categories are passed unencoded, since trees handle both.
 
     Args:
         preparation: the columns.

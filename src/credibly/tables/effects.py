@@ -4,7 +4,7 @@ Under draw s of the weights the partial dependence on column j is
 
     f_s(v) = (1/N) sum_i E(y | x_i with cell j set to v, w_s),
 
-and the band is the central 90 % of f_s(v) over the draws: what the data leave open about the averaged function. It
+and the band is the central 90 % of f_s(v) over the draws: the posterior uncertainty about the averaged function. It
 contains neither the noise nor the variation between rows. Cells are set as they are in the table, so everything that is
 made from the column changes with it.
 """

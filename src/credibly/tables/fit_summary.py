@@ -40,7 +40,7 @@ class Candidate:
     """A candidate of a choice made before the fit, such as a prior scale or a transformation of the target.
 
     Attributes:
-        name: what it is.
+        name: name in the report.
         score: its score on the folds; higher is better.
         error: standard error of the score, or of its difference to the best; NaN if unknown.
         chosen: whether the fit uses it.

@@ -60,9 +60,7 @@ def guaranteed(
 def check_promise(argument: str, level: float, rows: int) -> None:
     """Raise unless a run has enough calibration rows for a level."""
     if rows < rows_needed(level):
-        found = (
-            f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
-        )
+        found = f"a guarantee of {level:g} needs {rows_needed(level):,} calibration rows, this run has {rows:,}"
         advice = f"Pass a level of at most {rows / (rows + 1):.3g}, or fit with --no-conformal for posterior intervals"
         raise InputError(argument, found, advice)
 

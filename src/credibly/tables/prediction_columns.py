@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from credibly.tables.preparation import Preparation
 
 Array: TypeAlias = npt.NDArray[Any]
-# Maps prepared inputs and their predictions to predictions whose intervals keep a promise, or to None if there is none.
+# Maps prepared inputs and their predictions to predictions whose intervals carry a guarantee, or to None if there is
+# none.
 Promise: TypeAlias = "Callable[[Array, Predictive], Predictive | None]"
 
 NOTES = "notes"

@@ -17,7 +17,7 @@ from credibly.storage.run_folder import checksum
 from credibly.tables.cells.conventions import USUAL, Conventions, conventions_of
 from credibly.tables.cells.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.columns.dates import Date
-from credibly.tables.columns.encoders import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.columns.encoders import Array, Categorical, Column, Numeric, fit_columns
 from credibly.tables.columns.gaps import encode_columns
 from credibly.tables.columns.scaling import STANDARD, InputScaling
 from credibly.tables.targets.checks import (
@@ -126,18 +126,7 @@ class Preparation:
             found = f"{target!r} is the same in all training rows"
             raise InputError("--target", found, "Pass more rows, or another column")
         read_by = conventions_of(table)
-        used: list[Column] = []
-        columns: list[tuple[str, str, str]] = []
-        for name in table.column_names:
-            if name in drop:
-                columns.append((name, "dropped", "as requested"))
-            elif name not in (*targets, event):
-                column = fit_column(name, whole_column(part, name), read_by)
-                if isinstance(column, tuple):
-                    columns.append((name, *column))
-                else:
-                    used.append(column)
-                    columns.append((name, column.kind, column.note))
+        used, columns = fit_columns(part, (*targets, event), drop, read_by)
         if not used:
             why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
             raise InputError("table", f"no column is left to predict {target!r} from ({why})")
@@ -150,8 +139,8 @@ class Preparation:
             known.classes,
             _single(scale.mean) if scale else 0.0,
             _single(scale.std) if scale else 1.0,
-            tuple(used),
-            tuple(columns),
+            used,
+            columns,
             notes,
             targets,
             scale.transforms if scale else (),

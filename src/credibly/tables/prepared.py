@@ -241,7 +241,7 @@ def _check_roles(config: Config, names: list[str]) -> None:
 
 
 def _rows(config: Config, table: Table, known: Preparation, usable: Array) -> Rows:
-    """Return what the splits have to respect."""
+    """Return the strata, groups and times that splits have to respect."""
     groups = None if config.group is None else group_values(table, config.group, usable)
     times = None if config.time is None else time_values(table, config.time, usable)
     return Rows(len(usable), known.strata(table.take(usable)), groups, times)

@@ -48,7 +48,7 @@ HEAVY = ("student", "heteroscedastic-student")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
-# The C++ backend has no likelihoods but those of regression and classification; autograd takes several times as long.
+# The C++ backend supports only the likelihoods of regression and classification; autograd takes several times as long.
 SLOWER = 8
 
 

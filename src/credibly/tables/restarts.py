@@ -36,8 +36,8 @@ def fit_or_resume(
 ) -> TableRun:
     """Fit a table, or resume the same fit if it was begun before its processes were restarted.
 
-    What was left open is chosen by `choose` for a new fit only: a fit is recognised by what was requested, not by what
-    was chosen, which may round differently the second time.
+    `choose` selects the settings that were left open, and only for a new fit: a fit is recognised by the requested
+    settings, not by the chosen ones, which may round differently the second time.
     """
     folder, everyone = Path(out), world.current()
     place = None

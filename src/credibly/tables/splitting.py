@@ -24,7 +24,7 @@ LATEST = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a split has to respect, one value per row.
+    """The constraints on a split, one value per row.
 
     Attributes:
         count: number of rows.

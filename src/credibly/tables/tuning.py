@@ -121,7 +121,7 @@ def tune(
             values = np.concatenate([_validate(candidate, rows, *split, classes, seed) for split in splits])
             found = _Score(weighted_mean(values, validated), standard_error(values, validated), values)
         else:
-            found = _evidence(candidate, _at(rows, some), classes, seed, structure)
+            found = _evidence(candidate, _select(rows, some), classes, seed, structure)
         trials.append(Trial(candidate.noise, candidate.scale, found.score, found.error, candidate.hidden))
         if progress is not None:
             progress(len(trials), total)
@@ -167,7 +167,7 @@ def _splits(rows: Rows, some: Array, rng: np.random.Generator) -> list[tuple[Arr
     return [(some[fitted], some[held]) for fitted, held in parts]
 
 
-def _at(rows: _Rows, some: Array) -> _Rows:
+def _select(rows: _Rows, some: Array) -> _Rows:
     x, y, weight = rows
     return x[some], y[some], None if weight is None else weight[some]
 
@@ -179,13 +179,13 @@ def _problem(recipe: Recipe, rows: _Rows, classes: int | None, seed: int) -> Pro
 
 def _validate(recipe: Recipe, rows: _Rows, train: Array, validation: Array, classes: int | None, seed: int) -> Array:
     """Return log predictive densities of the validation rows by a fit to the training rows."""
-    problem = _problem(recipe, _at(rows, train), classes, seed)
+    problem = _problem(recipe, _select(rows, train), classes, seed)
     try:
         with one_thread():
             fitted = DeepEnsemble(**SETTINGS).fit(problem, seed=seed, progress=False)
     except TrainingError:
         return np.full(len(validation), -np.inf)
-    x, y, _ = _at(rows, validation)
+    x, y, _ = _select(rows, validation)
     inputs = torch.from_numpy(np.ascontiguousarray(x, np.float32))
     targets = torch.from_numpy(np.ascontiguousarray(y))
     values: Array = fitted.predict(inputs).log_prob(targets).double().numpy()

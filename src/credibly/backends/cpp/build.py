@@ -43,7 +43,7 @@ PROBE = "cpu"
 SLOW = ("mlp_f64", "mlp_f32", "wide")
 UNITS = (*SLOW, *sorted({path.stem for path in SOURCES.glob("*.cpp")} - {PROBE, *SLOW}))
 POSITION = () if sys.platform == "win32" else ("-fPIC", "-pthread")
-# -s: symbols would differ by the folder of the build. -Bsymbolic: a library never calls into another one's copy.
+# -s: symbols would depend on the build folder. -Bsymbolic: a library never calls into another one's copy.
 LINK = ("-shared", *POSITION, *(("-Wl,-s", "-Wl,-Bsymbolic") if sys.platform == "linux" else ()))
 
 
@@ -78,7 +78,7 @@ def build(folder: Path, which: str = "") -> None:
         manifest |= {"compiler": _version(compiler), "files": _compile(compiler, folder, which)}
     except BuildError as error:
         manifest |= {"files": {}, "note": str(error)}
-        print(f"credibly: {error}. The package works without it, in torch alone", file=sys.stderr)
+        print(f"credibly: {error}. Without the C++ backend, small networks run in torch", file=sys.stderr)
     with _replacing(folder / MANIFEST) as path:
         path.write_text(json.dumps(manifest, indent=1) + "\n")
     files: dict[str, object] = manifest["files"]  # type: ignore[assignment]
@@ -140,7 +140,7 @@ def _chosen(probe: Path, which: str) -> list[str]:
         return known
     names = which.split(",") if which else [known[min(cpu_level(probe), len(known) - 1)]]
     if not set(names) <= set(known):
-        raise BuildError(f"CREDIBLY_VARIANTS has names that this architecture does not: {which} ({', '.join(known)})")
+        raise BuildError(f"CREDIBLY_VARIANTS={which} is not available on this architecture, only {', '.join(known)}")
     return [name for name in known if name in names]
 
 

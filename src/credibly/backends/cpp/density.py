@@ -21,7 +21,7 @@ from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 
 MAX_CALL = 5e9  # multiplications per call, about 0.1 s on one core: Ctrl-C is checked between calls
-MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: less does not pay for starting threads
+MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: below it, starting threads costs more than it saves
 
 
 class NormalPrior(Protocol):

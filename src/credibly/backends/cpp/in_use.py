@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL | None:
 
 @contextmanager
 def without_library() -> Iterator[None]:
-    """Select the backends of runs that are set up in this block as if there were no C++ library."""
+    """Treat the C++ library as missing when runs that are set up in this block select their backend."""
     token = _OFF.set(True)
     try:
         yield

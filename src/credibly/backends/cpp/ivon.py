@@ -8,7 +8,7 @@ from torch import Tensor
 from credibly.backends.cpp import api, api_wide
 from credibly.backends.cpp.in_use import library
 
-# Fewer values do not pay for starting threads.
+# Number of values below which starting threads costs more than it saves.
 MIN_THREADED = 2**16
 
 

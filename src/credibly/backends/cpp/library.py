@@ -65,8 +65,8 @@ def load(folder: Path, variant: str | None = None) -> Loaded:
     """Load a variant from a folder that `build.py` wrote, None for the fastest that the processor can run.
 
     Raises:
-        Unusable: if nothing was compiled, or a file does not match its checksum: mapping a file that was cut short
-            would end the process as soon as a missing page is touched.
+        Unusable: if nothing was compiled, or a file does not match its checksum: mapping a truncated file would
+            crash the process at the first access to a missing page.
     """
     manifest = _manifest(folder)
     files = manifest["files"]

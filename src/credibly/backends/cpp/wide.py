@@ -15,7 +15,7 @@ from credibly.core.rng import CHUNK
 from credibly.core.threads import native_threads
 from credibly.likelihoods import Likelihood
 
-MIN_THREADED_NORMALS = 2**16  # fewer normal numbers do not pay for starting threads
+MIN_THREADED_NORMALS = 2**16  # normal numbers below which starting threads costs more than it saves
 MIN_THREADED_CHAIN = 2**24  # batch size times parameters from which several threads may share a chain
 MAX_CALL = 2e10  # multiplications per call, a fraction of a second: Ctrl-C is checked between calls
 

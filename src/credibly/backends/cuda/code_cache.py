@@ -1,4 +1,4 @@
-"""Compiled GPU code, kept on disk between processes.
+"""A cache of compiled GPU code on disk, shared between processes.
 
 A file holds the machine code of one kernel behind its checksum. Its name is a hash of everything that determines the
 code: source, architecture and other compiler flags, and the compiler's version. Code whose checksum differs is
@@ -62,7 +62,7 @@ def _private(folder: Path) -> bool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        log.info("GPU code is not kept: %s", error)
+        log.info("GPU code is not cached: %s", error)
         return False
     if not hasattr(os, "getuid"):
         return True
@@ -90,5 +90,5 @@ def _write(path: Path, code: bytes) -> None:
         temporary.write_bytes(HEADER + hashlib.sha256(code).digest() + code)
         os.replace(temporary, path)
     except OSError as error:
-        log.info("GPU code is not kept: %s", error)
+        log.info("GPU code is not cached: %s", error)
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""CUDA kernels compiled by the NVRTC that comes with torch, kept on disk, and launched on torch's streams."""
+"""CUDA kernels compiled by the NVRTC that comes with torch, cached on disk, and launched on torch's streams."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     minimum error   kick b, drift 1/2, kick 1-2b, drift 1/2, kick b            two gradients per step, for larger steps
 
 Both integrators are reversible, preserve volume, and have an energy error of second order in the step size. The
-gradient at the end of a step is the one at the start of the next, so a step takes one gradient per drift.
+gradient at the end of a step is the one at the start of the next, so a step needs one gradient per drift.
 
     H(w, m) = -log p(w) + 1/2 m' M^-1 m          accept with probability min(1, exp(H(w, m) - H(w', m')))
 

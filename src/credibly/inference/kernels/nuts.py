@@ -117,7 +117,9 @@ def transition(
         ahead = forward.unsqueeze(1)
         at = tuple(torch.where(ahead, last, first) for last, first in zip(right, left))
         signed = torch.where(forward, size, -size)
-        halves: list[Segment] = []
+        # Finished runs of the new half, each shorter than the one before it, as the digits of a binary counter: a new
+        # point merges with every run of its own length, and each merger is tested for a turn.
+        runs: list[Segment] = []
         half_weight = torch.full_like(log_weight, -torch.inf)
         candidate, candidate_error = chosen, drawn_error
         for n in range(2**level):
@@ -135,9 +137,9 @@ def transition(
             candidate, candidate_error = _where(pick, point, candidate), torch.where(pick, error, candidate_error)
             segment, k = Segment(point.momentum, point.momentum, point.momentum), 0
             while n >> k & 1:
-                growing = growing & ~turns(halves[-1], segment, inverse_mass)
-                segment, k = join(halves.pop(), segment), k + 1
-            halves.append(segment)
+                growing = growing & ~turns(runs[-1], segment, inverse_mass)
+                segment, k = join(runs.pop(), segment), k + 1
+            runs.append(segment)
             if not bool(growing.any()):
                 break
         else:
@@ -148,8 +150,8 @@ def transition(
             log_weight = torch.where(growing, torch.logaddexp(log_weight, half_weight), log_weight)
             doublings = doublings + growing
             old = Segment(torch.where(ahead, left[1], right[1]), torch.where(ahead, right[1], left[1]), total)
-            growing = growing & ~turns(old, halves[0], inverse_mass)
-            total = total + halves[0].total
+            growing = growing & ~turns(old, runs[0], inverse_mass)
+            total = total + runs[0].total
             right = tuple(torch.where(ahead, new, end) for new, end in zip(at, right))
             left = tuple(torch.where(ahead, end, new) for new, end in zip(at, left))
     before = kinetic(start.momentum, inverse_mass) - weights[0] * start.log_likelihood - weights[1] * start.log_prior

@@ -1,4 +1,4 @@
-"""What a run with `until="mixed"` may take: time, or iterations, whose number does not depend on the machine."""
+"""The budget of a run with `until="mixed"`: time, or iterations, whose number does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Budget:
         raise InputError(name, f"must be a positive duration or number of iterations, got {value!r}", advice)
 
     def spent(self, seconds: float, iterations: int) -> float:
-        """Return how much of it a run has taken."""
+        """Return how much of the budget a run has used."""
         return seconds if self.timed else float(iterations)
 
     def __str__(self) -> str:

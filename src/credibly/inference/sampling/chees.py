@@ -195,7 +195,7 @@ class ChEESSampler(HMCSampler):
     warmup_kind = ChEESWarmup
 
     @property
-    def cut(self) -> bool:
+    def truncates(self) -> bool:
         """Always true: the length is learned, whatever the step size, so trajectories may become too long."""
         return True
 

@@ -59,7 +59,7 @@ class HMCSampler(Sampler):
         # Gradients of each chain.
         self.gradients = torch.zeros(self.chains, dtype=torch.float64)
         # Consecutive iterations in which every chain diverged, and the longest trajectory of the last one, in steps.
-        self.lost = self.steps = 0
+        self.all_diverged = self.steps = 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
     @property
@@ -68,8 +68,8 @@ class HMCSampler(Sampler):
         return self.state.theta
 
     @property
-    def cut(self) -> bool:
-        """Whether `max_steps` cuts long trajectories, which it does not if the settings determine their length."""
+    def truncates(self) -> bool:
+        """Whether `max_steps` truncates long trajectories, which it does not if the step size is given."""
         return self.plan.step_size is None
 
     def start(self, theta: Tensor) -> None:
@@ -83,7 +83,7 @@ class HMCSampler(Sampler):
         """Return state, counts and everything adapted."""
         found = {f"state.{k}": v for k, v in self.state._asdict().items()}
         found |= {"sums": self.sums, "evaluations": self.gradients}
-        found["counts"] = torch.tensor([self.done, self.lost], dtype=torch.float64)
+        found["counts"] = torch.tensor([self.done, self.all_diverged], dtype=torch.float64)
         found["collapsed"] = torch.tensor(float(self.target.collapsed), dtype=torch.float64)
         planned = [self.begun, self.thin, self.max_steps, self.total]
         found["planned"] = torch.tensor(planned, dtype=torch.float64)
@@ -100,7 +100,7 @@ class HMCSampler(Sampler):
             )
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
-        self.done, self.lost = (int(count) for count in tensors["counts"].tolist())
+        self.done, self.all_diverged = (int(count) for count in tensors["counts"].tolist())
         if "planned" in tensors:
             self.begun, self.thin, self.max_steps, self.total = (int(n) for n in tensors["planned"].tolist())
         self.adaptation.restore(tensors, self.done)
@@ -153,18 +153,18 @@ class HMCSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws. With `discard`, double truncated trajectories in length, others in number per draw."""
+        if discard:
             self.begun = self.total = self.done
-            if self.cut and self._shortened(self.adaptation.size):
+            if self.truncates and self._shortened(self.adaptation.size):
                 self.max_steps *= 2
             else:
                 self.thin *= 2
         self.total += draws * self.thin
 
     def _shortened(self, sizes: Tensor) -> bool:
-        """Return whether `max_steps` cuts the trajectories of some chain."""
+        """Return whether `max_steps` truncates the trajectories of some chain."""
         return bool((torch.ceil(self.adaptation.length / sizes - 1e-9) > self.max_steps).any())
 
     def _length(self, t: int) -> float:
@@ -181,7 +181,7 @@ class HMCSampler(Sampler):
         """Return the steps of this trajectory per chain."""
         length = self._length(t)
         most: float = self.adaptation.most_steps(t) if t < self.warmup else self.max_steps
-        if not self.cut:
+        if not self.truncates:
             most = math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.adaptation.size.tolist()]
 
@@ -217,8 +217,8 @@ class HMCSampler(Sampler):
         since = self.done - (self.warmup if self.plan.step_size is None else 0)
         if since > PATIENCE:
             return
-        self.lost = self.lost + 1 if bool(self.of_all(divergent).all()) else 0
-        if self.lost == PATIENCE:
+        self.all_diverged = self.all_diverged + 1 if bool(self.of_all(divergent).all()) else 0
+        if self.all_diverged == PATIENCE:
             used = float(self.adaptation.size.max())
             hint = float(self.adaptation.search(torch.full_like(self.adaptation.dual.log_size, used / 4)).min())
             raise SamplingError(
@@ -262,8 +262,8 @@ class HMCSampler(Sampler):
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             "step_size": sizes.tolist(),
             "trajectory_length": self.adaptation.length,
-            "steps": int(wanted.clamp(max=most).max()) if self.cut else int(wanted.max()),
-            "trajectory_shortened": self.cut and bool((wanted > most).any()),
+            "steps": int(wanted.clamp(max=most).max()) if self.truncates else int(wanted.max()),
+            "trajectory_shortened": self.truncates and bool((wanted > most).any()),
             "mass": self.adaptation.mass.history(),
             "inverse_mass_range": self.adaptation.mass.range(),
             "acceptance": (sums[0] / sums[3].clamp(min=1)).tolist(),

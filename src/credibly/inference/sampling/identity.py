@@ -27,7 +27,7 @@ CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def identity(problem: Problem | Density) -> dict[str, Any]:
-    """Return what a manifest records to recognise a problem, in addition to its model."""
+    """Return the entries of a manifest that identify a problem, in addition to its model."""
     if isinstance(problem, Density):
         scale = hashlib.sha256(problem.scale.cpu().numpy().tobytes()).hexdigest()[:16]
         facts: dict[str, Any] = {
@@ -40,7 +40,7 @@ def identity(problem: Problem | Density) -> dict[str, Any]:
 
 
 def arithmetic(problem: Problem | Density) -> dict[str, Any]:
-    """Return what rounding depends on besides the problem."""
+    """Return everything besides the problem that rounding depends on."""
     found: dict[str, Any] = {"torch": torch.__version__, "device": str(problem.device)}
     if problem.device.type == "cpu":
         found["threads"] = torch.get_num_threads()

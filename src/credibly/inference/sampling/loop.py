@@ -42,7 +42,7 @@ class Rendezvous:
     def meet(self, done: int, stop: bool, expired: bool) -> tuple[bool, bool]:
         """Return whether any process was asked to stop, and whether the budget is spent.
 
-        The leader's clock decides whether the time is out, and when to synchronise next.
+        The leader's clock decides whether the time is up, and when to synchronise next.
         """
         rate = (done - self.first) / max(1e-9, time.monotonic() - self.began)
         wait = max(1, round(min(EVERY_SECONDS * rate, 10 * (done - self.first))))
@@ -74,27 +74,16 @@ def run_loop(
         try:
             while not expired and (sampler.done < sampler.total or _prolonged(sampler, recorder, until, bar)):
                 statistics = sampler.advance(stop)
-                if sampler.keeps():
-                    theta = sampler.target.decode(sampler.theta)
-                    statistics = sampler.target.recorded(theta, statistics)
-                    recorder.add(theta, statistics)
-                    if until is not None:
-                        until.add(theta)
-                # Each process has its own clock, and they agree on the time only where they synchronise.
-                ends_here = until is not None and (world.size == 1 or not until.timed)
-                expired = until is not None and ends_here and until.expired(sampler.done)
+                draw = _record(sampler, recorder, until, statistics) if sampler.keeps() else None
+                expired = until is not None and (world.size == 1 or not until.timed) and until.expired(sampler.done)
                 last = sampler.done == sampler.total
                 if world.size == 1:
                     recorder.checkpoint(sampler)
                 elif rendezvous.due(sampler.done) and not last:
-                    expired = until is not None and until.expired(sampler.done)
-                    asked_to_stop, expired = rendezvous.meet(sampler.done, asked(), expired)
-                    if asked_to_stop:
-                        raise Stopped
-                    recorder.checkpoint(sampler, force=True)
+                    expired = _synchronise(sampler, recorder, until, rendezvous, asked())
                 if bar.show:
-                    if sampler.keeps():
-                        monitor.add(theta, statistics)
+                    if draw is not None:
+                        monitor.add(*draw)
                     if bar.due() or last:
                         rate = (sampler.done - first) / max(1e-9, time.monotonic() - began)
                         mixing = monitor.live_values() if until is None else until.live_values()
@@ -108,6 +97,33 @@ def run_loop(
             recorder.checkpoint(sampler, force=True, status="interrupted")
             raise
     return time.monotonic() - began
+
+
+def _record(
+    sampler: Sampler, recorder: Recorder, until: Until | None, statistics: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Record the last iteration as a draw. Return its parameter vectors (C, D) and statistics."""
+    theta = sampler.target.decode(sampler.theta)
+    statistics = sampler.target.recorded(theta, statistics)
+    recorder.add(theta, statistics)
+    if until is not None:
+        until.add(theta)
+    return theta, statistics
+
+
+def _synchronise(
+    sampler: Sampler, recorder: Recorder, until: Until | None, rendezvous: Rendezvous, asked: bool
+) -> bool:
+    """Write a checkpoint of all processes, or stop them. Return whether the budget is spent.
+
+    Each process has its own clock, and they agree on the time only here.
+    """
+    expired = until is not None and until.expired(sampler.done)
+    asked_to_stop, expired = rendezvous.meet(sampler.done, asked, expired)
+    if asked_to_stop:
+        raise Stopped
+    recorder.checkpoint(sampler, force=True)
+    return expired
 
 
 def _prolonged(sampler: Sampler, recorder: Recorder, until: Until | None, bar: Progress) -> bool:

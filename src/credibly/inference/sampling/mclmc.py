@@ -52,7 +52,7 @@ class MCLMCSampler(Sampler):
         self.begun, self.thin = plan.warmup, plan.thin
         self.total = self.begun + plan.draws * self.thin
         target.select_backend(plan.compile)
-        length = even_chunk(self.chains, target.at_once(self.chains))
+        length = even_chunk(self.chains, target.chains_at_once(self.chains))
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         self.single_thread = target.device.type == "cpu" and target.work(self.chains) < WORTH_SHARING
         self.noise = ChainNoise(seed, "direction", self.own, target.dim, device=target.device, dtype=target.dtype)
@@ -63,8 +63,9 @@ class MCLMCSampler(Sampler):
         self.features: Welford | None = None
         # Per chain: acceptance, divergences, divergences in warm-up, iterations, squared energy errors, steps.
         self.sums = torch.zeros(6, self.chains, dtype=torch.float64, device=target.device)
-        # Gradients of each chain; integrator steps so far, which number the noise; iterations in which all diverged.
-        self.gradients, self.taken, self.lost = 0, 0, 0
+        # Gradients of each chain; integrator steps so far, which number the noise; consecutive iterations in which all
+        # chains diverged.
+        self.gradients, self.steps_taken, self.all_diverged = 0, 0, 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
     @property
@@ -114,7 +115,7 @@ class MCLMCSampler(Sampler):
     def tensors(self) -> dict[str, Tensor]:
         """Return state, counts and everything adapted."""
         found = {f"state.{k}": v for k, v in self.state._asdict().items()}
-        counts = [self.done, self.lost, self.gradients, self.taken, self.begun, self.thin, self.total]
+        counts = [self.done, self.all_diverged, self.gradients, self.steps_taken, self.begun, self.thin, self.total]
         if self.features is not None:
             found |= {f"features.{k}": v for k, v in self.features.tensors().items()}
         found |= {"sums": self.sums, "counts": torch.tensor(counts, dtype=torch.float64)}
@@ -125,7 +126,7 @@ class MCLMCSampler(Sampler):
         device = self.target.device
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums = tensors["sums"].to(device)
-        self.done, self.lost, self.gradients, self.taken, self.begun, self.thin, self.total = (
+        self.done, self.all_diverged, self.gradients, self.steps_taken, self.begun, self.thin, self.total = (
             int(n) for n in tensors["counts"].tolist()
         )
         if "features.mean" in tensors:
@@ -185,8 +186,8 @@ class MCLMCSampler(Sampler):
         divergent = ~(error.abs() <= DIVERGENT)
         acceptance = torch.exp(-error.clamp(min=0)) if plan.adjusted else (~divergent).double()
         keep = self.uniform.at(t)[:, 0] < acceptance
-        self._keep(keep & ~divergent, state)
-        self.taken, self.done = self.taken + steps, t + 1
+        self._accept(keep & ~divergent, state)
+        self.steps_taken, self.done = self.steps_taken + steps, t + 1
         self._check_divergence(divergent)
         squares = torch.nan_to_num(squares / steps, nan=torch.inf)
         if t < self.warmup:
@@ -218,7 +219,7 @@ class MCLMCSampler(Sampler):
             state, change = self._step(state, size)
             error, squares = error + change, squares + change.square()
             if not self.plan.adjusted:
-                noise = self.noise.at(self.taken + k)
+                noise = self.noise.at(self.steps_taken + k)
                 state = state._replace(
                     momentum=refresh_partly(state.momentum, noise, size, self.adaptation.persistence)
                 )
@@ -240,8 +241,8 @@ class MCLMCSampler(Sampler):
             count = min(steps - k, density.steps_per_call(self.chains))
             if not self.plan.adjusted:
                 strength = refreshed_part(size, self.adaptation.persistence, self.target.dim)
-                count = min(count, self.noise.left(self.taken + k))
-                noise = self.noise.span(self.taken + k, count)
+                count = min(count, self.noise.left(self.steps_taken + k))
+                noise = self.noise.span(self.steps_taken + k, count)
             sums += follow_paths(density, moving, size, scale, count, (scheme.kicks, scheme.drifts), noise, strength)
             k += count
         self.gradients += steps * scheme.gradients
@@ -266,7 +267,7 @@ class MCLMCSampler(Sampler):
         exact = MCLMCSampler(self.target, plan, stream_seed(self.seed, "bias check"), self.mesh)
         return compare(self.features, exact, self.target, self.state.theta, self._of_all)
 
-    def _keep(self, keep: Tensor, after: State) -> None:
+    def _accept(self, keep: Tensor, after: State) -> None:
         """Continue from `after` where `keep`, elsewhere from the current state in the opposite direction."""
         before = self.state._replace(momentum=-self.state.momentum)
         self.state = State(*(torch.where(keep if a.ndim == 1 else keep[:, None], a, b) for a, b in zip(after, before)))
@@ -276,8 +277,8 @@ class MCLMCSampler(Sampler):
         if self.plan.step_size is None and self.done <= self.warmup:
             return
         # Processes exchange nothing after warm-up, so each judges its own chains.
-        self.lost = self.lost + 1 if bool(divergent.all()) else 0
-        if self.lost == PATIENCE:
+        self.all_diverged = self.all_diverged + 1 if bool(divergent.all()) else 0
+        if self.all_diverged == PATIENCE:
             raise SamplingError(
                 f"step_size: every chain diverged in {PATIENCE} iterations in a row with step size "
                 f"{self.adaptation.size:.3g}. Pass a smaller one, or let warm-up find it with step_size=None"
@@ -287,9 +288,9 @@ class MCLMCSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; with `anew`, with twice as many iterations per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws; with `discard`, take twice as many iterations per draw."""
+        if discard:
             self.begun = self.total = self.done
             self.features = None
             self.thin *= 2

@@ -11,5 +11,5 @@ class MILESampler(MCLMCSampler):
     """MCLMC from the members of an ensemble."""
 
     def history(self) -> dict[str, Any]:
-        """Return what MCLMC records, with every chain marked as a separate local posterior."""
+        """Return the values of MCLMC, with every chain marked as a separate local posterior."""
         return {**super().history(), "local": True}

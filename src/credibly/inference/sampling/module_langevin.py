@@ -53,21 +53,21 @@ class ModuleLangevin:
     ) -> None:
         """Take one step. The noise comes in chunks, so that it is never all in memory."""
         size, heat, kept, _ = controls.tolist()
-        self._add(momentum, gradient, 0.5 * size)
-        self._add(theta, momentum, 0.5 * size)
+        self._add_half_step(momentum, gradient, 0.5 * size)
+        self._add_half_step(theta, momentum, 0.5 * size)
         momentum.mul_(kept)
         for part, numbers in noise:
             momentum[:, part].add_(numbers, alpha=math.sqrt(1 - kept * kept) * heat)
-        self._add(theta, momentum, 0.5 * size)
+        self._add_half_step(theta, momentum, 0.5 * size)
         value.copy_(self._evaluate(theta, gradient, rows))
-        self._add(momentum, gradient, 0.5 * size)
+        self._add_half_step(momentum, gradient, 0.5 * size)
 
-    def _add(self, to: Tensor, what: Tensor, half: float) -> None:
-        """Add half a step of `what`, in units of the preconditioner's root."""
+    def _add_half_step(self, to: Tensor, direction: Tensor, half: float) -> None:
+        """Add half a step along `direction`, in units of the preconditioner's root."""
         if self.root is None:
-            to.add_(what, alpha=half)
+            to.add_(direction, alpha=half)
         else:
-            to.addcmul_(what, self.root, value=half)
+            to.addcmul_(direction, self.root, value=half)
 
     def _evaluate(self, theta: Tensor, gradient: Tensor, rows: Tensor | None) -> Tensor:
         """Return the rescaled log likelihood, (1,), and write the gradient of the log density."""

@@ -71,9 +71,9 @@ class NUTSSampler(HMCSampler):
             "tree_depth": tree.depth,
         }
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; with `anew`, with twice as many iterations per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws; with `discard`, take twice as many iterations per draw."""
+        if discard:
             self.begun = self.total = self.done
             self.thin *= 2
         self.total += draws * self.thin
@@ -145,7 +145,7 @@ class NUTSSampler(HMCSampler):
         )
 
     def history(self) -> dict[str, Any]:
-        """Return what HMC records, with the depth of the trajectories instead of their length."""
+        """Return the values of HMC, with the depth of the trajectories instead of their length."""
         found = super().history()
         sums = self.of_all(self.sums, 1)
         count = sums[3].clamp(min=1)

@@ -114,7 +114,7 @@ class SamplingMethod(Method):
         with world.propagate_errors():
             to_target(problem)
             if out is not None and world.restarts and is_unfinished(out):
-                return self._take_up(problem, seed, out, progress, world)
+                return self._resume_after_restart(problem, seed, out, progress, world)
             if world.leader:
                 if out is not None:
                     check_not_unfinished(out)
@@ -144,7 +144,7 @@ class SamplingMethod(Method):
             run.restore()
             return run.finish()
 
-    def _take_up(
+    def _resume_after_restart(
         self, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
     ) -> SampledPosterior:
         """Continue in the folder that this program wrote to before its processes were restarted."""
@@ -157,7 +157,7 @@ class SamplingMethod(Method):
 
 
 class Run:
-    """What one run consists of: settings, target, this process's chains, and where their draws go."""
+    """One run: its settings, its target, this process's chains, and where their draws go."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Run:
         ways = ""
         if isinstance(self.work, Problem):
             batch = getattr(getattr(self.sampler, "plan", None), "batch_size", None) or self.work.n
-            ways = f". Take fewer chains or smaller batches: {smaller_run(self.work, self.method.chains, batch)}"
+            ways = f". Use fewer chains or smaller batches: {smaller_run(self.work, self.method.chains, batch)}"
         reason = str(error).splitlines()[0][:120]
         return SamplingError(f"out of memory ({reason}){ways}. Run {stopped}", stopped.posterior)
 

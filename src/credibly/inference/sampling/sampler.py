@@ -61,16 +61,16 @@ class Sampler(ABC):
         """Return whether the last iteration gives a draw."""
 
     @abstractmethod
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add `draws` draws to the run. With `anew`, earlier iterations become warm-up and draws cost twice as much."""
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add `draws` draws. With `discard`, earlier iterations become warm-up and each draw takes twice the work."""
 
     @abstractmethod
     def live_values(self) -> dict[str, float | str]:
-        """Return what the progress bar shows."""
+        """Return the values that the progress bar shows."""
 
     @abstractmethod
     def history(self) -> dict[str, Any]:
-        """Return what the record keeps, as plain JSON values."""
+        """Return values for the record, in plain JSON."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

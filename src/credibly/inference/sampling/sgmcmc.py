@@ -215,7 +215,7 @@ class SGMCMCSampler(Sampler):
     def _move_anchor(self) -> None:
         """Place the anchor of the control variate at the current points, with the gradient of all rows there."""
         self.anchor.copy_(self.theta)
-        length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
+        length = 1 if self.target.looped else max(1, self.target.chains_at_once(self.chains))
         for first in range(0, self.chains, length):
             part = slice(first, first + length)
             self.anchor_gradient[part] = self.target.likelihood_and_grad(self.theta[part])[1]
@@ -242,12 +242,12 @@ class SGMCMCSampler(Sampler):
 
     def _noise_of(self, c: int, t: int) -> Any:
         """Return the noise of one chain's step, in chunks for a step on the module."""
-        return self.noise.pieces(c, t) if isinstance(self.step, ModuleLangevin) else self.noise.of(c, t)
+        return self.noise.chunks(c, t) if isinstance(self.step, ModuleLangevin) else self.noise.of(c, t)
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; with `anew`, with twice as many steps per draw."""
-        self.warm.prolong(self.done, draws, anew)
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws; with `discard`, take twice as many steps per draw."""
+        self.warm.prolong(self.done, draws, discard)
+        if discard:
             self.heat.sums.zero_()
 
     def keeps(self) -> bool:
@@ -261,7 +261,7 @@ class SGMCMCSampler(Sampler):
             self.warm.probe.module = self.step
             self.value.copy_(self.step.start(self.target.problem, theta, self.own.start))
         else:
-            length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
+            length = 1 if self.target.looped else max(1, self.target.chains_at_once(self.chains))
             slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
             self.value.copy_(evaluate_start(self.target, theta, slices, self.own.start)[0])
         self.theta.copy_(theta)

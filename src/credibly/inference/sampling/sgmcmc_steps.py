@@ -48,7 +48,7 @@ from credibly.inference.training.batches import Batches
 
 # h sqrt(a) of SGHMC, and eps a of SGLD. Curvature changes along a chain: 4 is unstable for the square of either.
 STABLE, STABLE_OVERDAMPED = 1.0, 1.5
-# Heat by gradient noise, as a fraction of the temperature.
+# Largest heat: the excess temperature due to gradient noise, as a fraction of the temperature.
 HEAT = 0.05
 # Length of an epoch in radians of the fastest oscillation, and in times 1/a of the fastest relaxation. On a linear
 # model with 40 minibatches they widen the posterior's variance by less than 5 %; twice the first gives 15 %.

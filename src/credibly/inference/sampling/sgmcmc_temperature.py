@@ -39,7 +39,7 @@ class Temperatures:
         self.sums[:, 2] += 1
 
     def history(self, sums: Tensor) -> dict[str, Any]:
-        """Return what a record keeps: the temperatures of all chains, from their sums. SGLD has no kinetic one."""
+        """Return the temperatures of all chains for the record, from their sums. SGLD has no kinetic one."""
         count = sums[:, 2].clamp_min(1)
         if not bool(sums[:, 2].any()):
             return {}

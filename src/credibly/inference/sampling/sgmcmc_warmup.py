@@ -185,10 +185,10 @@ class Warmup:
         self.shortened = cut or (self.plan.thin is None and wanted > most)
         return max(1, min(wanted, most))
 
-    def prolong(self, done: int, draws: int, anew: bool) -> None:
-        """Plan further draws after `done` steps; with `anew`, they are the only ones, with twice as many steps each."""
+    def prolong(self, done: int, draws: int, discard: bool) -> None:
+        """Plan further draws after `done` steps; with `discard`, drop earlier ones and double the steps per draw."""
         now = self.schedule
-        if anew:
+        if discard:
             now = dataclasses.replace(now, warmup=done, thin=2 * now.thin, draws=0)
         self.schedule = dataclasses.replace(now, draws=now.draws + draws)
 

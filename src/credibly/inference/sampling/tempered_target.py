@@ -73,17 +73,17 @@ class TemperedTarget(Target):
         self.backend = Backend("torch", False if self.inner.backend.fused else compile)
         return self.backend
 
-    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
+    def compile_parts(self, mode: Compile, calls: int, chains: int) -> bool:
         """Let the inner target compile its parts, unless C++ or CUDA evaluates it."""
-        return not self.inner.backend.fused and self.inner.compile_pieces(mode, calls, chains)
+        return not self.inner.backend.fused and self.inner.compile_parts(mode, calls, chains)
 
     def whole(self, points: int) -> bool:
         """Return whether an evaluation may be part of a compiled step, which a call to C++ or CUDA may not."""
         return not self.inner.backend.fused and self.inner.whole(points)
 
-    def at_once(self, chains: int) -> int:
+    def chains_at_once(self, chains: int) -> int:
         """Return how many chains fit into memory in one evaluation."""
-        return self.inner.at_once(chains)
+        return self.inner.chains_at_once(chains)
 
     def work(self, points: int) -> int:
         """Return roughly how many values an evaluation at `points` points computes."""

@@ -76,7 +76,7 @@ class TemperingSampler(Sampler):
         self.early = torch.zeros_like(self.trips)
         # Iterations after warm-up, gradients of each replica, steps of the last trajectory, and consecutive iterations
         # in which all trajectories at the lowest temperature diverged.
-        self.counted = self.gradients = self.steps = self.lost = 0
+        self.counted = self.gradients = self.steps = self.all_diverged = 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
     @property
@@ -86,7 +86,7 @@ class TemperingSampler(Sampler):
 
     def start(self, theta: Tensor) -> None:
         """Start all replicas of a ladder at its starting point, and search for rough step sizes."""
-        most = self.target.at_once(self.chains)
+        most = self.target.chains_at_once(self.chains)
         slices = [slice(a, min(a + most, self.chains)) for a in range(0, self.chains, most)]
         log_lik, gradient, log_prior = evaluate_start(self.target, theta, slices, self.own.start)
         found = (theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
@@ -100,7 +100,7 @@ class TemperingSampler(Sampler):
         found = {f"state.{k}": self._by_ladder(v) for k, v in self.state._asdict().items()}
         for name in ("returning", "accepted", "divergent", "rejected", "trips", "early"):
             found[f"ladder.{name}"] = getattr(self, name)
-        counts = [self.done, self.counted, self.gradients, self.steps, self.lost]
+        counts = [self.done, self.counted, self.gradients, self.steps, self.all_diverged]
         found["counts"] = torch.tensor(counts, dtype=torch.float64)
         planned = [self.begun, self.thin, self.max_steps, self.total]
         found["planned"] = torch.tensor(planned, dtype=torch.float64)
@@ -112,7 +112,9 @@ class TemperingSampler(Sampler):
         self.state = State(**{k: tensors[f"state.{k}"].to(device).flatten(0, 1) for k in State._fields})
         for name in ("returning", "accepted", "divergent", "rejected", "trips", "early"):
             setattr(self, name, tensors[f"ladder.{name}"].to(device))
-        self.done, self.counted, self.gradients, self.steps, self.lost = (int(n) for n in tensors["counts"].tolist())
+        self.done, self.counted, self.gradients, self.steps, self.all_diverged = (
+            int(n) for n in tensors["counts"].tolist()
+        )
         self.begun, self.thin, self.max_steps, self.total = (int(n) for n in tensors["planned"].tolist())
         self.adaptation.restore(tensors)
         self.tempered.set_beta(self.adaptation.beta.repeat(self.chains))
@@ -225,8 +227,8 @@ class TemperingSampler(Sampler):
         """Raise if every trajectory at the lowest temperature has diverged since warm-up ended."""
         if self.counted >= PATIENCE:
             return
-        self.lost = self.lost + 1 if bool(self._of_all(divergent).all()) else 0
-        if self.lost == PATIENCE:
+        self.all_diverged = self.all_diverged + 1 if bool(self._of_all(divergent).all()) else 0
+        if self.all_diverged == PATIENCE:
             raise SamplingError(
                 f"step_size: every trajectory diverged in the first {PATIENCE} iterations after warm-up with step size "
                 f"{float(self.adaptation.size[0]):.3g}. Pass a smaller step_size, or None and more than {self.warmup} "
@@ -238,9 +240,9 @@ class TemperingSampler(Sampler):
         """Return whether this is a `thin`-th iteration after warm-up."""
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
-    def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
-        if anew:
+    def prolong(self, draws: int, *, discard: bool) -> None:
+        """Add draws. With `discard`, double truncated trajectories in length, others in number per draw."""
+        if discard:
             self.begun = self.total = self.done
             if self._wanted > self._most_steps:
                 self.max_steps *= 2

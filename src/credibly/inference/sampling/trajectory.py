@@ -78,7 +78,7 @@ class Trajectory:
             self.single = self.backend.compile_step(self._step, calls, device, values, short=values <= SMALL)
             self.compiled = self.single != self._step
         else:
-            self.compiled = target.compile_pieces(self.backend.compile, calls, batch)
+            self.compiled = target.compile_parts(self.backend.compile, calls, batch)
         small = values <= SMALL and target.work(batch) <= FEW_VALUES
         if whole and self.compiled and small and device.type != "cuda":
             self.several = self.backend.compile_step(self._unrolled, calls, device, short=True, always=True)
@@ -209,10 +209,10 @@ class ChunkedTrajectories:
 
     def __init__(self, target: Target, scheme: Integrator, chains: int, all_chains: int, steps: int) -> None:
         self.target = target
-        length = even_chunk(chains, target.at_once(chains))
+        length = even_chunk(chains, target.chains_at_once(chains))
         self.slices = [slice(a, min(a + length, chains)) for a in range(0, chains, length)]
         # Same chunk size as in a single process, so that results do not depend on the number of processes.
-        batch = even_chunk(all_chains, target.at_once(all_chains))
+        batch = even_chunk(all_chains, target.chains_at_once(all_chains))
         # Two functions are compiled, one step and several, hence half the calls.
         calls = steps * math.ceil(all_chains / batch) // 2
         sizes = {s.stop - s.start for s in self.slices}

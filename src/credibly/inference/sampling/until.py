@@ -3,8 +3,8 @@
 Draws are taken in rounds. After each round R-hat and the effective sample size (the smaller of bulk and tails) are
 computed for predictions at 64 training rows, or for coordinates of a plain density. While the worst misses the goal,
 
-    R-hat > 1.1    the chains have not met: everything so far counts as warm-up, and the next round takes twice as long,
-                   by longer trajectories where they were cut, else by more iterations per draw;
+    R-hat > 1.1    the chains disagree: everything so far counts as warm-up, and the next round takes twice as long, by
+                   longer trajectories if they were truncated, else by more iterations per draw;
     otherwise      the next round adds draws, up to four times the requested number (or 1,600 of all chains); beyond,
                    draws are taken further apart, unless half of the budget is spent.
 
@@ -170,7 +170,7 @@ class Until:
         if now.met or expired or last:
             self.rounds.append(now)
             return 0
-        # A longer round that the budget does not hold would only discard draws.
+        # Without the budget for a longer round, starting one would only lose draws.
         apart = now.rhat > APART and left > 0.5
         most = max(MOST * self.draws, MOST_TOTAL // self.chains) if left > 0.5 else math.inf
         crowded = len(self.values) >= most
@@ -182,7 +182,7 @@ class Until:
         else:
             wanted = math.ceil(len(self.values) * (min(now.factor, 2.0) - 1))
             more = max(1, int(min(wanted, most - len(self.values))))
-        sampler.prolong(more, anew=apart or crowded)
+        sampler.prolong(more, discard=apart or crowded)
         return more
 
     def _budget_left(self, done: int) -> tuple[bool, float]:

@@ -161,7 +161,7 @@ class Warmup:
             self.trial = LengthTrial(self.chains, self.target.features(before).shape[1], self.target.device)
         if self.trial is not None and t + 1 == self.end:
             jumps, values = self._of_all(self.trial.jumps, 1), self.trial.values
-            left = self.trial.left(jumps, self._of_all(values.mean), self._of_all(values.squares))
+            left = self.trial.remaining(jumps, self._of_all(values.mean), self._of_all(values.squares))
             self.length *= self.trial.choice(left)
             self.trial = None
 

@@ -20,7 +20,7 @@ from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.inference.training.objectives import Objective, effective_rows
 from credibly.networks.dropout_masks import DROPOUT, find_sites, masked_copy
-from credibly.networks.inactive_dropout import ZERO, describe_inactive, inactive_dropout, note_inactive
+from credibly.networks.inactive_dropout import ZERO, describe_inactive, inactive_dropout, log_inactive
 from credibly.problem import Problem
 
 # Forward passes per held-out score, for early stopping and for a grid.
@@ -59,7 +59,7 @@ class Dropped:
                 'Add nn.Dropout layers, or pass insert="*" for dropout before every layer'
                 + (", or rate= for the existing layers" if ZERO in self.inactive else ""),
             )
-        note_inactive(self.inactive)
+        log_inactive(self.inactive)
         self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
         self.forward = Forward(
             problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module

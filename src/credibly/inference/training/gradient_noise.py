@@ -109,7 +109,7 @@ class GradientNoise:
 def gradient_noise(problem: Problem, theta: Tensor, data: Data, batch: int, seed: int) -> GradientNoise:
     """Measure the noise of independent minibatches at theta (1, D). Raise if there is none."""
     # Rows in memory stand in for those of a stream: drawn with replacement, their batches have the same noise.
-    problem, data, streamed = at_hand(problem, data)
+    problem, data, streamed = rows_in_memory(problem, data)
     batches = IndependentBatches(
         data.rows, batch, seed=seed, purpose="noise batches", device=problem.device, repeats=streamed
     )
@@ -152,7 +152,7 @@ def largest_curvature(
 
     With a scale, that of the Hessian with respect to w / scale.
     """
-    problem, data, _ = at_hand(problem, data)
+    problem, data, _ = rows_in_memory(problem, data)
     chosen = curvature_rows(problem, data, seed, rows)
     vector = torch.randn(theta.shape, generator=stream(seed, "curvature"), dtype=torch.float64).to(theta)
     vector = vector / vector.norm()
@@ -169,7 +169,7 @@ def largest_curvature(
 
 def mean_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, rows: int = CURVATURE_ROWS) -> float:
     """Return the mean of the diagonal of the Hessian of -(1/N) log p_T at theta (1, D), by random signs."""
-    problem, data, _ = at_hand(problem, data)
+    problem, data, _ = rows_in_memory(problem, data)
     chosen = curvature_rows(problem, data, seed, rows)
     found = []
     for probe in range(TRACE_PROBES):
@@ -186,8 +186,8 @@ def hessian_product(problem: Problem, theta: Tensor, rows: Tensor, direction: Te
     return (behind - ahead) / (2 * reach * problem.total_weight)
 
 
-def at_hand(problem: Problem, data: Data) -> tuple[Problem, Data, bool]:
-    """Return the rows of a stream that are in memory, and whether it is one."""
+def rows_in_memory(problem: Problem, data: Data) -> tuple[Problem, Data, bool]:
+    """Return problem and training rows, for a stream those of its first rows in memory, and whether it is a stream."""
     if problem.stream is None:
         return problem, data, False
     return problem.sample, Data(len(problem.sample.y), None), True

@@ -142,15 +142,15 @@ class IVONModuleStep(Step):
         of_graph = (self.seeds[t], self.table[t]) if self.by_triton else (None, None)
         for m in range(len(theta)):
             if active.device.type == "cuda" or float(active[m]):
-                self._take(theta[m], m, rows, t, *of_graph)
+                self._update_member(theta[m], m, rows, t, *of_graph)
 
     def _in_place(self, *tensors: Any) -> None:
         """Take a step that a CUDA graph replays."""
         theta, (rows, seeds, controls, t) = tensors[0], tensors[-4:]
         for m in range(len(theta)):
-            self._take(theta[m], m, rows, t, seeds, controls)
+            self._update_member(theta[m], m, rows, t, seeds, controls)
 
-    def _take(self, row: Tensor, m: int, rows: Tensor | None, t: Any, seeds: Any, controls: Any) -> None:
+    def _update_member(self, row: Tensor, m: int, rows: Tensor | None, t: Any, seeds: Any, controls: Any) -> None:
         """Draw the weights of member m, and update it by the gradient there."""
         mean, curvature = row.chunk(2)
         own = rows[m] if rows is not None and rows.ndim == 2 else rows
@@ -158,7 +158,7 @@ class IVONModuleStep(Step):
         samples, total = self.objective.samples, torch.zeros((), dtype=row.dtype, device=row.device)
         for k in range(samples):
             self._draw(mean, curvature, m, t, k, seeds)
-            total += self.leaves.evaluate(lambda: self._misfit(own), self._hand(state, t, controls))
+            total += self.leaves.evaluate(lambda: self._misfit(own), self._receiver(state, t, controls))
         if self.sums is not None:
             self._update_by_sums(state, self.controls[t] if controls is None else controls)
         self.parts[m : m + 1, 0].copy_(total / samples)
@@ -183,12 +183,12 @@ class IVONModuleStep(Step):
             self.noise = torch.randn(shape, generator=own, dtype=mean.dtype, device=mean.device)
         torch.mul(self.noise[k], deviation(curvature, self.delta, objective.effective), out=self.drawn).add_(mean)
 
-    def _hand(self, state: tuple[Tensor, Tensor, Tensor], t: Any, controls: Any) -> Any:
-        """Return the function that receives the gradient of each leaf."""
+    def _receiver(self, state: tuple[Tensor, Tensor, Tensor], t: Any, controls: Any) -> Any:
+        """Return a function that receives the gradient of each leaf."""
         entries, rule = self.problem.layout.entries, self.objective.rule
         betas, n, sums = (rule.beta1, rule.beta2), self.objective.effective, self.sums
 
-        def hand(index: int, leaf: Tensor, gradient: Tensor) -> None:
+        def receive(index: int, leaf: Tensor, gradient: Tensor) -> None:
             entry = entries[index]
             part, prior = slice(entry.start, entry.stop), self.priors[index]
             slope = gradient.contiguous().view(-1)
@@ -210,7 +210,7 @@ class IVONModuleStep(Step):
             lr, correction = self.controls[t]
             update_gaussian(mean, curvature, momentum, slope, found, *prior, betas, lr, correction)
 
-        return hand
+        return receive
 
     def _update_by_sums(self, state: tuple[Tensor, Tensor, Tensor], controls: Any) -> None:
         """Update by the mean of the estimates of all draws."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +18,14 @@ from credibly.core.progress import Progress
 from credibly.core.threads import threads_for_native
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
-from credibly.errors import Interrupted, StoreError, TrainingError
-from credibly.inference.footprint import smaller_run
-from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
-from credibly.inference.training.callbacks import TrainingState
 from credibly.inference.training.cpp_steps import cpp_step
 from credibly.inference.training.data import Data
 from credibly.inference.training.gauss_newton import train_gauss_newton
 from credibly.inference.training.in_turn import joined_history, member_data, member_objective
-from credibly.inference.training.journal import Journal, Saved, current_journal
 from credibly.inference.training.module_step import ModuleStep, needs_module, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
+from credibly.inference.training.run import Stage, TrainingRun
 from credibly.inference.training.settings import GAUSS_NEWTON, Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
@@ -111,24 +106,14 @@ def train(
             mesh=mesh,
             peers=peers,
         )
-    alone = (peers is None or peers.size == 1) and not shared_batches
-    sharded = not alone or (mesh is not None and mesh.shape[1] > 1)
-    in_turn = len(theta) > 1 and problem.stream is None and own_step is None
-    if in_turn and takes_module_steps(problem, objective, options, sharded=sharded):
-        histories = []
-        for m in range(len(theta)):
-            own, rows = member_objective(objective, m), member_data(data, m)
-            name = f"{title}, member {first + m}"
-            one = train(
-                problem, own, theta[m : m + 1], options, rows, seed=seed, title=name, progress=progress, first=first + m
-            )
-            theta[m : m + 1] = one.theta
-            histories.append(one.history)
-        return Trained(theta, joined_history(histories))
+    together = problem.stream is not None or own_step is not None or len(theta) == 1
+    sharded = shared_batches or (peers is not None and peers.size > 1) or (mesh is not None and mesh.shape[1] > 1)
+    if not together and takes_module_steps(problem, objective, options, sharded=sharded):
+        return _train_in_turn(problem, objective, theta, options, data, seed, title, progress, first)
     steps, batch, per_epoch = options.plan(data.count, problem.stream)
-    members = 0 if shared_batches else len(theta)
     batches: Batches
     if problem.stream is None:
+        members = 0 if shared_batches else len(theta)
         batches = Batches(
             data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
         )
@@ -138,208 +123,79 @@ def train(
         step = own_step(batches, steps)
     else:
         step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
-    run = _Run(theta, steps, options, step, objective, data, first, batch)
+    run = TrainingRun(theta, steps, options, step, objective, data, first, batch)
     stage = Stage.begin(run, batches)
     if stage is not None and (over := stage.result()) is not None:
         return over
+    heartbeat = Heartbeat(peers or World())
+    trained = run.finish(_run_steps(run, batches, problem, stage, heartbeat, per_epoch, title, progress))
+    return trained if stage is None else stage.finish(trained)
+
+
+def _train_in_turn(
+    problem: Problem,
+    objective: Objective,
+    theta: Tensor,
+    options: Training,
+    data: Data,
+    seed: int,
+    title: str,
+    progress: bool | None,
+    first: int,
+) -> Trained:
+    """Train large networks one after another, so that only one optimiser state is in memory."""
+    histories = []
+    for m in range(len(theta)):
+        own, rows = member_objective(objective, m), member_data(data, m)
+        name = f"{title}, member {first + m}"
+        one = train(
+            problem, own, theta[m : m + 1], options, rows, seed=seed, title=name, progress=progress, first=first + m
+        )
+        theta[m : m + 1] = one.theta
+        histories.append(one.history)
+    return Trained(theta, joined_history(histories))
+
+
+def _run_steps(
+    run: TrainingRun,
+    batches: Batches,
+    problem: Problem,
+    stage: Stage | None,
+    heartbeat: Heartbeat,
+    per_epoch: int,
+    title: str,
+    progress: bool | None,
+) -> int:
+    """Take the steps of a run, check and score the members at intervals, and return the number of steps taken."""
+    steps, options, held_out = run.steps, run.options, run.data.stops
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
-    until: int | None = None
-    heartbeat = Heartbeat(peers or World())
+    last: int | None = None  # the step at which the last member of any process has stopped, once that is known
     done = 0 if stage is None else stage.restore()
-    asking = nullcontext(never) if stage is None else polite_interrupt()
-    native = threads_for_native(step.backend_facts["name"] == "cpp")
-    with asking as asked, Progress(title, steps, progress, first=done) as bar, native:
+    interrupts = nullcontext(never) if stage is None else polite_interrupt()
+    threads = threads_for_native(run.step.backend_facts["name"] == "cpp")
+    with interrupts as asked, Progress(title, steps, progress, first=done) as bar, threads:
         while done < steps:
             limit = min(steps, (done // check_every + 1) * check_every)
-            if data.stops:
+            if held_out:
                 limit = min(limit, (done // evaluate_every + 1) * evaluate_every)
             try:
-                done = step.advance_to(theta, batches, done, limit, run.active)
+                done = run.step.advance_to(run.theta, batches, done, limit, run.active)
             except torch.OutOfMemoryError as error:
                 raise run.out_of_memory(error, problem, done, title) from None
             heartbeat.tick()
             if done % check_every == 0 or done == steps:
                 bar.update(done, final=done == steps, **run.check(done, title))
-                if options.callback is not None and options.callback(run.state(problem, steps, done, title)) is True:
+                if options.callback is not None and options.callback(run.state(problem, done, title)) is True:
                     break
-            if data.stops and (done % evaluate_every == 0 or done == steps):
+            if held_out and (done % evaluate_every == 0 or done == steps):
                 stopped = run.evaluate(done) or done == steps
-                if stopped and until is None:
+                if stopped and last is None:
                     heartbeat.wait()
-                    until = max(heartbeat.world.gather(done))
-                if done == until:
+                    last = max(heartbeat.world.gather(done))
+                if done == last:
                     break
             if stage is not None and done < steps:
-                stage.keep(done, steps, asked())
+                stage.keep(done, asked())
     heartbeat.wait()
-    return run.finish(done) if stage is None else stage.finish(run.finish(done))
-
-
-class _Run:
-    """The state around the steps: the last finite parameters, the best on held-out rows, and the history."""
-
-    def __init__(
-        self,
-        theta: Tensor,
-        steps: int,
-        options: Training,
-        step: Step,
-        objective: Objective,
-        data: Data,
-        first: int = 0,
-        batch: int = 1,
-    ) -> None:
-        self.batch = batch
-        self.theta, self.step, self.options, self.objective, self.data = theta, step, options, objective, data
-        self.first = first
-        self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
-        self.good: Tensor | None = None
-        self.best = theta.clone() if data.stops else theta
-        self.best_score = torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device)
-        self.waited = torch.zeros(len(theta), device=theta.device)
-        self.validation: dict[str, float] = {}
-        self.history: dict[str, Any] = {"step": [], "loss": [], "parts": {name: [] for name in objective.part_names}}
-        self.history |= {"validation_step": [], "validation": [], "steps_planned": steps}
-
-    def check(self, done: int, title: str) -> dict[str, float]:
-        """Record the loss and return what to show. Raise, with step, member and a hint, if it is not finite."""
-        first_bad = float(self.step.first_bad.min())
-        lost = ~torch.isfinite(self.theta).all(-1)
-        if math.isfinite(first_bad) or bool(lost.any()):
-            by_loss = math.isfinite(first_bad)
-            member = self.first + (int(self.step.first_bad.argmin()) if by_loss else int(lost.int().argmax()))
-            at = int(first_bad) + 1 if by_loss else done
-            raise TrainingError(
-                f"{title}: the loss of member {member} was not finite at step {at}. Try a smaller learning rate "
-                f"(lr={self._rate()} now), clip_norm=1.0, or standardised inputs and targets{self._precision()}",
-                step=at,
-                member=member,
-                posterior=self.good,
-            )
-        if self.theta.numel() < LARGE:
-            self.good = self.theta.clone()
-        elif self.theta.device.type != "cpu":
-            # For a large network the copy is on the CPU, to leave the memory of its device free.
-            self.good = self.theta.cpu()
-        parts = self.step.parts.double()
-        self.history["step"].append(done)
-        self.history["loss"].append(parts.sum(-1).tolist())
-        for name, values in zip(self.objective.part_names, parts.unbind(-1)):
-            self.history["parts"][name].append(values.tolist())
-        means = {name: float(v) for name, v in zip(self.objective.part_names, parts.mean(0))}
-        return {"loss": float(parts.sum(-1).mean()), **(means if len(means) > 1 else {}), **self.validation}
-
-    def out_of_memory(self, error: Exception, problem: Problem, done: int, title: str) -> TrainingError:
-        """Return the error with what would fit, and with the last parameters that were checked."""
-        ways = smaller_run(problem, len(self.theta), self.batch, buffers=4)
-        message = f"{title}: out of memory at step {done + 1} ({str(error).splitlines()[0][:120]}). Take {ways}"
-        return TrainingError(message, step=done + 1, member=self.first, posterior=self.good)
-
-    def _precision(self) -> str:
-        if self.theta.dtype == torch.float16:
-            found = "The weights are float16, whose range is too small for squared gradients and for Adam's eps"
-            return f'. {found}: pass dtype="bfloat16" or "float32" to Problem, or precision="bf16" with float32 weights'
-        problem = getattr(self.objective, "problem", None)
-        low = problem.forward.precision if isinstance(problem, Problem) else None
-        return "" if low is None else f". The network runs in {low}: precision=None in Problem has the range of float32"
-
-    def _rate(self) -> str:
-        lr = self.options.lr
-        return f"{lr:g}" if isinstance(lr, (int, float)) else str(dict(lr))
-
-    def state(self, problem: Problem, steps: int, done: int, title: str) -> TrainingState:
-        """Return the state that a callback receives."""
-        loss = tuple(float(value) for value in self.step.parts.double().sum(-1))
-        return TrainingState(done, steps, loss, self.first, title, problem, self.theta)
-
-    def evaluate(self, done: int) -> bool:
-        """Score the members on the held-out rows, keep their best, and return whether all of them have stopped."""
-        with torch.no_grad():
-            score = self.data.score(self.objective, self.theta)
-            better = (score > self.best_score) & (self.active > 0)
-            self.best = torch.where(better.unsqueeze(1), self.theta, self.best)
-            self.best_score = torch.where(better, score, self.best_score)
-            self.waited = torch.where(better, 0.0, self.waited + 1)
-            self.active.mul_((self.waited < self.options.patience).to(self.active.dtype))
-        self.history["validation_step"].append(done)
-        self.history["validation"].append([float(v) for v in score])
-        self.validation = {"validation": float(self.best_score.mean())}
-        return not bool((self.active > 0).any())
-
-    def finish(self, done: int) -> Trained:
-        """Return the best parameters on held-out rows if there are any, otherwise the last."""
-        self.history["steps"] = done
-        # Gradients of all members, in units of full gradients.
-        self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 6)
-        return Trained(self.best, self.history)
-
-
-class Stage:
-    """One call of `train` in the journal of a fit: its state between two steps, and its result."""
-
-    def __init__(self, journal: Journal, run: _Run, batches: Batches) -> None:
-        self.journal, self.run, self.batches, self.number = journal, run, batches, journal.begin()
-
-    @classmethod
-    def begin(cls, run: _Run, batches: Batches) -> Stage | None:
-        """Return the new stage, if the fit keeps a journal."""
-        journal = current_journal()
-        return None if journal is None else cls(journal, run, batches)
-
-    def result(self) -> Trained | None:
-        """Return the result of the stage if it had finished before the fit was stopped."""
-        saved = self.journal.result(self.number)
-        if saved is None:
-            return None
-        _copy(saved.tensors, {"theta": self.run.theta})
-        best = saved.tensors.get("best")
-        return Trained(self.run.theta if best is None else best.to(self.run.theta), saved.facts["history"])
-
-    def restore(self) -> int:
-        """Restore the state in which the stage was stopped, and return the number of steps done."""
-        saved = self.journal.state(self.number)
-        if saved is None:
-            return 0
-        run, facts = self.run, saved.facts
-        self.journal.check_backend(facts["backend"], run.step.backend_facts)
-        _copy(saved.tensors, self._tensors())
-        run.history, run.validation, done = facts["history"], facts["validation"], int(facts["done"])
-        run.good = run.theta.clone() if run.theta.numel() < LARGE else None
-        if isinstance(self.batches, StreamBatches):
-            self.batches.seek(done)
-        return done
-
-    def keep(self, done: int, steps: int, stop: bool) -> None:
-        """Write a checkpoint if the last one is old enough, or the last one before a stop."""
-        if not stop and not self.journal.due():
-            return
-        run = self.run
-        facts = {"done": done, "history": run.history, "validation": run.validation, "backend": run.step.backend_facts}
-        self.journal.checkpoint(self.number, Saved(self._tensors(), facts))
-        if stop:
-            raise Interrupted(f"stopped after {done} of {steps} steps; {self.journal.how_to_resume()}")
-
-    def finish(self, done: Trained) -> Trained:
-        """Keep the result for a fit that is stopped in a later stage."""
-        tensors = {"theta": self.run.theta}
-        if done.theta is not self.run.theta:
-            tensors["best"] = done.theta
-        self.journal.finish(self.number, Saved(tensors, {"history": done.history}))
-        return done
-
-    def _tensors(self) -> dict[str, Tensor]:
-        run = self.run
-        own = {"theta": run.theta, "active": run.active, "best_score": run.best_score, "waited": run.waited}
-        if run.data.stops:
-            own["best"] = run.best
-        return own | {f"step.{name}": tensor for name, tensor in run.step.tensors.items()}
-
-
-def _copy(stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Copy stored values into tensors, in place. Raise if they belong to another fit."""
-    for name, tensor in tensors.items():
-        if name not in stored or stored[name].shape != tensor.shape or stored[name].dtype != tensor.dtype:
-            raise StoreError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}: it belongs to another fit")
-        with torch.no_grad():
-            tensor.copy_(stored[name])
+    return done

@@ -152,14 +152,14 @@ class ModuleStep(Step):
             fixed = (theta, *self.rule_of_leaves.state, self.parts, self.first_bad)
             self.replayed(fixed, (rows, self.table[t]))
             return
-        self._take(rows, t, self.factors[t])
+        self._run_step(rows, t, self.factors[t])
 
     def _in_place(self, *tensors: Any) -> None:
         """Take a step that a CUDA graph replays: its rows, then its number and factor as a tensor, are last."""
         rows, controls = tensors[-2:]
-        self._take(rows, controls[0], controls[1])
+        self._run_step(rows, controls[0], controls[1])
 
-    def _take(self, rows: Tensor | None, t: Any, factor: Any) -> None:
+    def _run_step(self, rows: Tensor | None, t: Any, factor: Any) -> None:
         rule, priors = self.rule_of_leaves, self.priors
         rule.begin(t, factor)
         if self.in_backward:

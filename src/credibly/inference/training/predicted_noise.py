@@ -1,7 +1,7 @@
-"""Predicted noise at the level of held-out rows.
+"""Rescale the noise that a network predicts, by held-out rows.
 
-A network that predicts its noise makes it too small where it has fitted the rows, as a learned scale is, and early
-stopping only ends that at the best compromise of mean and noise. Methods that take learned noise from held-out rows
+A network that predicts its noise underestimates it on the rows that it has fitted, as a learned scale does; early
+stopping only picks the best compromise between mean and noise. Methods that take learned noise from held-out rows
 therefore multiply the predicted scale by the factor, the same for all rows and members, that maximises
 
     sum_i v_i log mean_m p(y_i | x_i, w_m)
@@ -26,8 +26,8 @@ from credibly.problem import Problem
 LOWEST, HIGHEST, STEP, FINE = -1.0, 2.0, 0.1, 0.005
 
 
-def with_held_out_level(problem: Problem, theta: Tensor, unseen: Unseen) -> tuple[Tensor, float | None]:
-    """Return members (M, D) whose predicted scale has the factor of the highest held-out density, and the factor.
+def with_rescaled_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> tuple[Tensor, float | None]:
+    """Return members (M, D) with the predicted scale times the factor of highest held-out density, and the factor.
 
     The factor is None, and the members unchanged, if the network does not predict a scale or its outputs have no biases
     of their own.

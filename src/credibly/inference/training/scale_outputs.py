@@ -7,7 +7,7 @@ from torch import Tensor
 
 from credibly.problem import Problem
 
-# Rows on which the biases are checked.
+# Number of rows of the trial that locates the biases.
 TRIAL = 3
 
 

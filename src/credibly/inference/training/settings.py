@@ -26,7 +26,7 @@ class Training(PlainSettings):
     Args:
         epochs: passes over the data; None uses `steps`.
         steps: optimiser steps; by default 3,000 or 20 epochs, whichever is more.
-        batch_size: rows per minibatch; None takes 128, or all rows if there are fewer.
+        batch_size: rows per minibatch; None uses 128, or all rows if there are fewer.
         lr: learning rate, or {name pattern: learning rate}, where the first pattern that matches a parameter applies:
             {"head.*": 1e-3, "*": 1e-4}.
         optimiser: "adam", "sgd", "gauss-newton" (damped Gauss-Newton steps on all rows, 100 by default, for small

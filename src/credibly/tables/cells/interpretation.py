@@ -1,4 +1,4 @@
-"""What the text columns of a file hold: numbers, dates or words, decided over all rows, and which rows are totals."""
+"""The types of a file's text columns (numbers, dates or words), decided over all rows, and which rows are totals."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ class Date:
         elapsed = np.where(missing, self.fill, _days(values, self.first))
         if self.scale > 0:
             out[:, at] = np.clip((elapsed - self.mean) / self.scale, -LIMIT, LIMIT)
-            notes += self._far(elapsed, values)
+            notes += self._far_notes(elapsed, values)
             at += 1
-        # A missing date takes the year of the imputed one and the centre of every cycle.
+        # A missing date gets the year of the imputed one and the centre of every cycle.
         filled = np.where(missing, np.datetime64(self.first + round(self.fill * DAY), "us"), values)
         if self.year_scale > 0:
             out[:, at] = np.clip((_years(filled) - self.year_mean) / self.year_scale, -LIMIT, LIMIT)
@@ -93,7 +93,7 @@ class Date:
             at += 2
         return notes
 
-    def _far(self, elapsed: Array, values: Array) -> Notes:
+    def _far_notes(self, elapsed: Array, values: Array) -> Notes:
         far = np.flatnonzero((elapsed < self.low - FAR * self.scale) | (elapsed > self.high + FAR * self.scale))
         span = f"[{self._day(self.low)}, {self._day(self.high)}]"
         return [(int(r), f"{self.name} = {_shown(values[r])} is far outside the training range {span}") for r in far]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from credibly.tables.cells.conventions import USUAL, Conventions
 from credibly.tables.cells.date_formats import day_first, looks_like_dates
-from credibly.tables.cells.parsing import Notes, finite, is_number, numbers, positions, shown, texts
+from credibly.tables.cells.parsing import Notes, finite, is_number, numbers, positions, shown, texts, whole_column
 from credibly.tables.columns.dates import Date, fit_date
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -178,6 +179,32 @@ def fit_column(name: str, cells: Any, conventions: Conventions = USUAL) -> Colum
     if distinct == 1 and not column.null_count:
         return "left out", f"constant: {shown(present[0].as_py())} in every training row"
     return _fit_categorical(name, present, len(column) - len(present))
+
+
+def fit_columns(
+    table: Any, targets: Collection[str | None], drop: Collection[str], conventions: Conventions
+) -> tuple[tuple[Column, ...], tuple[tuple[str, str, str], ...]]:
+    """Fit all columns to their training cells. Return those that become inputs, and (name, kind, note) of every one.
+
+    Args:
+        table: the training rows.
+        targets: columns that are not inputs, and not listed either.
+        drop: columns to leave out.
+        conventions: how the cells were read.
+    """
+    used: list[Column] = []
+    columns: list[tuple[str, str, str]] = []
+    for name in table.column_names:
+        if name in drop:
+            columns.append((name, "dropped", "as requested"))
+        elif name not in targets:
+            column = fit_column(name, whole_column(table, name), conventions)
+            if isinstance(column, tuple):
+                columns.append((name, *column))
+            else:
+                used.append(column)
+                columns.append((name, column.kind, column.note))
+    return tuple(used), tuple(columns)
 
 
 def _fit_numeric(name: str, cells: Any, remark: str) -> Column | tuple[str, str]:

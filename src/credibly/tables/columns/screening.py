@@ -138,7 +138,7 @@ def _outliers(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
         if x is None:
             continue
         known = missing_code(x)
-        far = _far(x) if known is None else np.flatnonzero(x == known)
+        far = _far_rows(x) if known is None else np.flatnonzero(x == known)
         if not len(far):
             continue
         values = np.unique(x[far])
@@ -147,7 +147,7 @@ def _outliers(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
             where = f"{name} is {code} in {_rows(len(far))}, far from all other values"
             yield f"{where}; if it means missing, pass --na {code}"
             continue
-        far = _far(x, tails=True)
+        far = _far_rows(x, tails=True)
         if 0 < len(far) <= max(FEW, FEW_FRACTION * len(x)):
             worst = int(far[np.argmax(np.abs(x[far] - np.nanmedian(x)))])
             others = f" (and {len(far) - 1:,} more)" if len(far) > 1 else ""
@@ -157,7 +157,7 @@ def _outliers(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
             )
 
 
-def _far(x: Array, tails: bool = False) -> Array:
+def _far_rows(x: Array, tails: bool = False) -> Array:
     """Return the positions of values that are absurdly far from the others, optionally measured by their tails too."""
     present = np.flatnonzero(np.isfinite(x))
     values = x[present]

@@ -1,1 +1,1 @@
-"""What the scikit-learn estimators are made of: arrays, encodings, fits, intervals."""
+"""Building blocks of the scikit-learn estimators: arrays, encodings, fits, intervals."""

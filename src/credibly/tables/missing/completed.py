@@ -43,7 +43,7 @@ class Gapped(NamedTuple):
 
     @property
     def row_key(self) -> Tensor:
-        """What identifies a row (see `core.inputs`): equal to the inputs of a block without gaps, for complete rows."""
+        """Values that identify each row (see `core.inputs`): for complete rows, those of a block without gaps."""
         return self.values
 
 

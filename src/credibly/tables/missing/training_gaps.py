@@ -145,7 +145,7 @@ def short_method(recipe: Recipe, rows: int, parameters: int) -> Method:
     It is no longer than the run of the recipe, and does not depend on which of its settings were given.
     """
     full = recipe.fitter(rows, parameters)
-    # The compiled sampler has the likelihoods of regression and classification alone.
+    # The C++ backend supports only the likelihoods of regression and classification.
     fast = recipe.task == "classification" or (recipe.task == "regression" and recipe.noise not in HEAVY)
     if fast and not isinstance(full, DeepEnsemble) and rows * parameters <= AFFORDABLE:
         plain = dataclasses.replace(recipe, method="hmc", settings={}).fitter(rows, parameters)

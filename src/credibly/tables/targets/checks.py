@@ -164,7 +164,7 @@ def _check_rows(name: str, total: int, usable: int) -> tuple[str, ...]:
         raise InputError("--target", found, "Remove those rows, or choose a column that most rows have")
     if usable < MIN_ROWS:
         found = f"{usable} usable rows" if usable != 1 else "1 usable row"
-        raise InputError("table", found, f"Pass at least {MIN_ROWS}; useful intervals take a few hundred")
+        raise InputError("table", found, f"Pass at least {MIN_ROWS}; useful intervals need a few hundred")
     return (f"{missing:,} of {total:,} rows have no {name!r} and are left out",) if missing else ()
 
 

@@ -81,7 +81,7 @@ def ordered_levels(name: str, values: Any, order: Sequence[str]) -> tuple[str, .
 
 
 def _recoding(column: Any) -> str:
-    """Return how a numeric column with other codes than 0 and 1 becomes one that marks events."""
+    """Return advice on recoding a numeric column, with other codes than 0 and 1, to one that marks events."""
     codes = sorted(pc.unique(column.drop_null()).to_pylist())
     if codes == [1.0, 2.0]:
         return "If 1 is censored and 2 an event, as in R, subtract 1 from the column"
