@@ -23,7 +23,7 @@ from credibly.problem import Problem
 
 # Log factors to try, first coarsely and then in between: factors from 0.4 to 7.
 LOWEST, HIGHEST, STEP, FINE = -1.0, 2.0, 0.1, 0.005
-# Rows at which the biases are looked for.
+# Number of rows of the trial that locates the biases.
 TRIAL = 3
 
 
