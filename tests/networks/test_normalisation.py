@@ -365,7 +365,7 @@ def parametrized() -> nn.Module:
     "make, by, text",
     [
         (lambda: nn.BatchNorm2d(4, track_running_stats=False), "frozen", r'no running statistics.*"group" or "frn"'),
-        (lambda: Activated(4), "frozen", r"\(Activated\) overrides forward, and does more.*by hand"),
+        (lambda: Activated(4), "frozen", r"\(Activated\) overrides forward, which does more.*by hand"),
         (parametrized, "group", "is parametrized.*remove_parametrizations"),
         (lambda: nn.BatchNorm1d(1), "group", "one channel.*constant"),
         (lambda: nn.BatchNorm1d(2), "layer", "by must be one of 'frozen', 'group', 'frn', got 'layer'"),

@@ -116,7 +116,6 @@ def run(
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
         configs = _configs(base, names, settings or [])
-        from credibly.distributed import world
         from credibly.tables.cells.conventions import Conventions
         from credibly.tables.files.reading import read_table
         from credibly.tables.files.row_samples import MOST_BYTES
@@ -131,13 +130,7 @@ def run(
         if not quiet and not as_json:
             print_wrapped(describe_table(next(iter(ready.values()))))
         try:
-            with _staged(out) if is_leader() else nullcontext(out) as made:
-                folder = Path(world.current().gather(os.fspath(made))[0])
-                facts = _fit(ready, folder, out, quiet or as_json)
-                if is_leader():
-                    boosting = _fit_boosting(ready, facts, quiet or as_json) if baseline else None
-                    with show_stages("page", ("pictures", "page"), False if quiet or as_json else None):
-                        _write(facts, boosting, folder)
+            facts, boosting = _fit_and_write(ready, out, baseline, quiet or as_json)
         except KeyboardInterrupt:
             exit_stopped("nothing was kept")
         if not is_leader():
@@ -206,6 +199,23 @@ def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str
             raise InputError("--set", f"must be METHOD.NAME=VALUE, with one of {', '.join(names)}, got {pair!r}")
         own[name].append(rest)
     return {name: dataclasses.replace(base, method=name, settings=parse_settings(own[name])) for name in names}
+
+
+def _fit_and_write(
+    ready: dict[str, Prepared], out: Path, baseline: bool, silent: bool
+) -> tuple[dict[str, FitSummary], FitSummary | None]:
+    """Fit all methods and write the page. Return the fits and boosting; only the leader has any."""
+    from credibly.distributed import world
+
+    boosting = None
+    with _staged(out) if is_leader() else nullcontext(out) as made:
+        folder = Path(world.current().gather(os.fspath(made))[0])
+        facts = _fit(ready, folder, out, silent)
+        if is_leader():
+            boosting = _fit_boosting(ready, facts, silent) if baseline else None
+            with show_stages("page", ("pictures", "page"), False if silent else None):
+                _write(facts, boosting, folder)
+    return facts, boosting
 
 
 def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, FitSummary]:

@@ -142,7 +142,7 @@ class Likelihood(PlainSettings, ABC):
     def restored(self, spec: Mapping[str, Any]) -> Self:
         """Return the likelihood as it was bound in a stored run, given that run's description of it."""
         same = spec.get("kind") == kind_name(type(self))
-        return self._replace(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
+        return self._with_fields(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
@@ -167,7 +167,7 @@ class Likelihood(PlainSettings, ABC):
             return value
         return value.movedim(-1, self.axis + lead if self.axis >= 0 else self.axis)
 
-    def _replace(self, **fields: object) -> Self:
+    def _with_fields(self, **fields: object) -> Self:
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
 
@@ -188,9 +188,9 @@ class IndependentTargets(Likelihood):
         if y.ndim > 1 and output.ndim > 1:
             with_axis = self._target_axis_last(y)
             if with_axis.shape[1:] == (*elementwise, width // per):
-                return self._replace(squeeze=False, **self._target_fields(width // per))
+                return self._with_fields(squeeze=False, **self._target_fields(width // per))
         if y.shape[1:] == elementwise and width == per:
-            return self._replace(squeeze=True, **self._target_fields(1))
+            return self._with_fields(squeeze=True, **self._target_fields(1))
         raise InputError(
             "net",
             f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",

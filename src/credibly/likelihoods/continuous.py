@@ -110,7 +110,7 @@ class _SharedScale(LocationScale):
             logs = [sum(logs) / len(logs)]
         # Rounded, so that y standardised to rounding counts as standardised and has the prior STANDARD itself.
         priors = tuple(replace(STANDARD, loc=STANDARD.loc + round(value, 2)) for value in logs)
-        return self._replace(scale_prior=priors if len(set(priors)) > 1 else priors[0])
+        return self._with_fields(scale_prior=priors if len(set(priors)) > 1 else priors[0])
 
     def parameters(self) -> dict[str, Parameter]:
         """Return `log_scale` if the scale is learned, one value or one per target."""

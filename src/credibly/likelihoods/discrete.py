@@ -101,7 +101,7 @@ class Categorical(Likelihood):
                 hint = f" ({'y.argmax(-1) converts one-hot rows' if one_hot else 'y.squeeze(-1) drops the last axis'})"
             found = f"has shape {tuple(y.shape)}, the network's output has shape {row_shape(output)}"
             raise InputError("y", found, channels_first(self, output, y) or f"Pass one integer label per row{hint}")
-        return self._replace(classes=width // per)
+        return self._with_fields(classes=width // per)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""

@@ -55,7 +55,7 @@ class Ordinal(Likelihood):
         if self.classes is not None:
             return self
         labels = integer_labels(y, "Labels are integers from 0, in order; for real targets use Gaussian")
-        return self._replace(classes=max(2, int(labels.max()) + 1))
+        return self._with_fields(classes=max(2, int(labels.max()) + 1))
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""

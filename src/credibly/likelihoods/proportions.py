@@ -54,7 +54,7 @@ class Beta(SharedParameter):
         if bound.margin is not None:
             return bound
         edges = bool(((y <= 0) | (y >= 1)).any())
-        return bound._replace(margin=0.5 / max(len(y), 2) if edges else 0.0)
+        return bound._with_fields(margin=0.5 / max(len(y), 2) if edges else 0.0)
 
     def check_values(self, y: Tensor) -> None:
         """Raise unless every target is from 0 to 1, or strictly between them without a margin."""

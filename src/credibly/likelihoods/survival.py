@@ -69,7 +69,7 @@ class Survival(SharedParameter):
                 f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
                 "Survival needs one output per row, and y of shape (rows, 2) with columns time and event",
             )
-        return self._replace(squeeze=True)
+        return self._with_fields(squeeze=True)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check times and return them as (N, 1), negative if censored."""

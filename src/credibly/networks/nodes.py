@@ -22,7 +22,7 @@ class Nodes:
     Args:
         graph: a torch-geometric `Data` object, or the arguments of the network, such as (x, edge_index).
         rows: the labelled nodes, as indices or a boolean mask; None for all of them.
-        y: labels of all nodes, or one per row; None uses `graph.y`.
+        y: labels of all nodes, or one per row; None takes `graph.y`.
         arguments: names of the attributes of a `Data` object that the network takes, in order.
     """
 
