@@ -1,4 +1,4 @@
-"""Excel workbooks and JSON lines, read whole, as text that is then interpreted like that of CSV; writing of workbooks."""
+"""Excel workbooks and JSON lines, read whole as text that is then interpreted like that of CSV; writes workbooks."""
 
 from __future__ import annotations
 
