@@ -35,14 +35,15 @@ class JsonLinesWriter:
 def json_lines(table: pa.Table) -> bytes:
     """Return a JSON object per row, each with a line break; dates and the like are text."""
     if not table.num_rows or not table.num_columns:
-        return b"{}\n" * table.num_rows
+        return b"{}\n" * int(table.num_rows)
     parts: list[Any] = []
     for name in table.column_names:
         key = f"{', ' if parts else '{'}{_dumped(name)}: "
         parts += [_scalar(key), _cells(whole_column(table, name))]
     rows = _joined(*parts, _scalar("}\n"))
     # Arrow stores texts one after another.
-    return bytes(rows.buffers()[2])
+    found: bytes = rows.buffers()[2].to_pybytes()
+    return found
 
 
 def _cells(column: Any) -> Any:
