@@ -76,6 +76,9 @@ def test_a_verdict_of_a_finished_fit_names_what_is_wrong(page):
     verdicts = {
         "more draws needed": diagnose(slow, slow).verdict,
         "chains agree, but 2 trajectories diverged": diagnose(draws, draws, divergences=2).verdict,
+        # Of the page without a server.
+        "chains agree, but 1 trajectory diverged": "Not yet: the functions agree, and 1 trajectory diverged.",
+        "not yet": "Not yet: the functions nearly agree (R-hat 1.070), and 2 trajectories diverged.",
     }
     browser = page(regression(panels=("hmc",)))
     band = "playground.scene.panels[0].receive({...playground.scene.panels[0].band, diagnosis: %s})"

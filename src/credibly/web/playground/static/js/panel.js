@@ -13,7 +13,7 @@ function grade(verdict) {
   const found = verdict.split(":")[0].toLowerCase();
   if (found !== "not yet") return found;
   const diverged = verdict.match(/[\d,]+ trajector(y|ies) diverged/);
-  if (diverged) return `chains agree, but ${diverged[0]}`;
+  if (diverged && !verdict.includes("nearly agree")) return `chains agree, but ${diverged[0]}`;
   return /effective draws of/.test(verdict) ? "more draws needed" : found;
 }
 
