@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -155,6 +156,19 @@ def test_the_card_has_what_the_run_stores(place):
     assert again.exit_code == 2
     assert "--force" in again.stderr
     assert "`credibly card` computes it" in model_card(place / "diabetes")
+
+
+def test_a_card_names_metrics_and_settings_in_words(place):
+    """Keys of a file, such as set_size, and None for a default are not for readers."""
+    text = model_card(place / "wine")
+    assert "| coverage of 90% prediction sets |" in text
+    assert "| mean size of 90% prediction sets |" in text
+    assert "- Prior: Normal with standard deviation 2, divided by" in text
+    assert "None" not in text
+    assert "Noise" not in text
+    metrics = text.split("## Metrics")[1].split("## Verdict")[0]
+    assert not re.search(r"^\| \w+_\w+ \|", metrics, re.MULTILINE)
+    assert "- Noise: " in model_card(place / "diabetes")
 
 
 def test_the_card_shows_nothing_that_no_checksum_covers(place, tmp_path):

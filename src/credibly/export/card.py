@@ -10,6 +10,7 @@ from typing import Any
 from credibly.errors import StoreError
 from credibly.storage.guarding import as_store_errors
 from credibly.storage.sealed import FILE, read_facts
+from credibly.tables.recipe import Recipe
 
 METRICS = {
     "log_density": "log density (nats per row)",
@@ -21,7 +22,14 @@ METRICS = {
     "accuracy": "accuracy",
     "brier": "Brier score",
     "ece": "expected calibration error",
+    "set_size": "mean size of 90% prediction sets",
+    "balanced_accuracy": "balanced accuracy",
+    "roc_auc": "ROC AUC",
+    "average_precision": "average precision",
+    "concordance": "concordance",
 }
+# Metrics that are of sets where classes are predicted.
+OF_CLASSES = {"coverage": "coverage of 90% prediction sets"}
 
 
 def model_card(
@@ -49,7 +57,7 @@ def _card(facts: dict[str, Any], verdict: Sequence[str], baseline: Mapping[str, 
     lines = [f"# Model card: {_text(preparation['target'])}", ""]
     lines += [f"Predicts `{_text(preparation['target'])}` with uncertainty. Written by `credibly card` from a run.", ""]
     lines += ["## Data", "", *_data(facts, preparation, config), ""]
-    lines += ["## Method", "", *_method(facts, config), ""]
+    lines += ["## Method", "", *_method(facts, preparation["task"], config), ""]
     lines += ["## Metrics", "", *_metrics(facts, baseline), ""]
     lines += ["## Verdict", "", *_verdict(verdict), ""]
     lines += ["## Limits", "", *_limits(facts, preparation), ""]
@@ -74,13 +82,17 @@ def _sentence(note: Any) -> str:
     return str(note.get("text", note)) if isinstance(note, dict) else str(note)
 
 
-def _method(facts: dict[str, Any], config: dict[str, Any]) -> list[str]:
+def _method(facts: dict[str, Any], task: str, config: dict[str, Any]) -> list[str]:
     hidden = config.get("hidden") or ()
     network = f"{' and '.join(map(str, hidden))} hidden units, {config['activation']}" if hidden else "linear"
+    # The default depends on the task.
+    scale = Recipe(task=task, prior_scale=config["prior_scale"]).scale
+    prior = f"Normal with standard deviation {scale:g}, divided by the square root of each layer's fan-in"
     return [
         f"- Method: `{config['method']}` ({_text(str(facts['why']))}), seed {config['seed']}",
         f"- Network: {network}; {facts['parameters']:,} parameters",
-        f"- Prior scale {config['prior_scale']}, noise {config['noise']}",
+        f"- Prior: {prior}",
+        *([f"- Noise: {config['noise']}"] if task in ("regression", "counts") else []),
         f"- Fitted in {facts['seconds']:,.1f} s",
     ]
 
@@ -96,10 +108,11 @@ def _metrics(facts: dict[str, Any], baseline: Mapping[str, float]) -> list[str]:
     }
     lines = [f"From {rows.get(facts['on'], facts['on'])}.", "", "| metric | value | baseline without inputs |"]
     lines.append("|---|---|---|")
+    titles = METRICS | (OF_CLASSES if "set_size" in facts["figures"] else {})
     for name, value in facts["figures"].items():
         other = baseline.get(name)
         shown = "" if not isinstance(other, (int, float)) else f"{other:.4g}"
-        lines.append(f"| {_cell(METRICS.get(name, name))} | {_number(value)} | {shown} |")
+        lines.append(f"| {_cell(titles.get(name, name))} | {_number(value)} | {shown} |")
     promise = facts["guarantee"]
     if promise is not None:
         measured = promise["measured"]

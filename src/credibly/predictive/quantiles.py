@@ -72,7 +72,9 @@ def _halley(likelihood: LocationScale, loc: Tensor, scale: Tensor, levels: Seque
     """Return quantiles (levels, rows, ..., K) and whether each has converged."""
     mean, inverse = loc.mean(0), 1 / scale
     noise = (scale**2).expand_as(loc[:, :1] if scale.ndim < loc.ndim or scale.shape[1] == 1 else loc).mean(0)
-    std = (noise * likelihood.standard_variance() + loc.var(0, correction=0)).sqrt()
+    # Several times faster than `Tensor.var` along the first axis, and as accurate: the mean is subtracted first.
+    between = (loc - mean).square_().mean(0)
+    std = (noise * likelihood.standard_variance() + between).sqrt()
     # Near the root a step of size h leaves an error O(h^3) if the slope below is exact, O(h^2) otherwise.
     eps = torch.finfo(loc.dtype).eps
     tolerance = (

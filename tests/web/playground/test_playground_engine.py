@@ -249,6 +249,11 @@ def test_variational_numbers_agree_with_each_other(engine, family):
     # KL(q || p) = F + log evidence: the left side by sums over a grid, F by draws of q.
     assert final["kl_to_posterior"] == pytest.approx(final["free_energy"] + surface["log_evidence"], abs=0.15)
     running = [m for m in sent if m["type"] == "q"]
+    # A full-rank q starts from a mean field: the steps of both count, without a pause in between.
+    passed = [m["step"] for m in sent if m["type"] in ("q", "progress")]
+    assert final["step"] == final["steps"] == (300 if family == "mean-field" else 600)
+    assert passed == sorted(passed)
+    assert all(b - a <= 15 for a, b in itertools.pairwise(passed))
     assert final["kl_to_posterior"] < running[0]["kl_to_posterior"]
     assert (final["covariance"][0][1] == 0) == (family == "mean-field")
     # The posterior is the same at (a, b) and (-a, -b), and the moments minimise KL(p || q), as q does KL(q || p).

@@ -168,6 +168,20 @@ def test_a_csv_file(page):
     assert "not a number" in browser.run("document.getElementById('hint').textContent")
 
 
+def test_a_csv_file_with_decimal_commas_gaps_and_more_columns(page):
+    browser = page(regression())
+    drop(browser, "t.csv", "x;y;note\n1,5;2;a\n2,5;;b\n3,5;4,0;\n5,5;6;c\n")
+    browser.wait(f"playground.scene.asked.data.x.length === 3 && {FINAL}")
+    x = [row[0] for row in points(browser)]
+    assert (x[2] - x[1]) / (x[1] - x[0]) == pytest.approx(1, abs=2e-3)
+    say = browser.run("document.querySelector('#controls .say').textContent")
+    assert "1 row with an empty cell left out" in say
+    assert "Only the first 2 columns are used" in say
+    # Nothing is left of the file.
+    browser.run("[...document.querySelectorAll('#controls button')].find((b) => b.textContent === 'Clear').click()")
+    assert browser.run("document.querySelector('#controls .say').textContent") == ""
+
+
 def test_pictures_are_saved(page, tmp_path):
     browser = page(regression())
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))

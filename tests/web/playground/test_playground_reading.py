@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
+import torch
 from playground_browser import BROWSER, FINAL, INSIDE, link, regression
+
+from credibly.diagnostics import diagnose
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 
@@ -64,6 +68,33 @@ def test_chains_are_settled_only_if_the_verdict_is_good(page):
     assert browser.run(settled)
 
 
+def test_a_verdict_of_a_finished_fit_names_what_is_wrong(page):
+    """ "Not yet" alone reads as if the panel were still at work. The sentences are the library's."""
+    draws = torch.randn(4, 1000, 3, generator=torch.Generator().manual_seed(0))
+    # Averages of 20 draws in a row: few of them are independent, and the chains still agree.
+    slow = draws.unfold(1, 20, 1).mean(-1)
+    verdicts = {
+        "more draws needed": diagnose(slow, slow).verdict,
+        "chains agree, but 2 trajectories diverged": diagnose(draws, draws, divergences=2).verdict,
+        # Of the page without a server.
+        "chains agree, but 1 trajectory diverged": "Not yet: the functions agree, and 1 trajectory diverged.",
+        "not yet": "Not yet: the functions nearly agree (R-hat 1.070), and 2 trajectories diverged.",
+    }
+    browser = page(regression(panels=("hmc",)))
+    band = "playground.scene.panels[0].receive({...playground.scene.panels[0].band, diagnosis: %s})"
+    for title, verdict in verdicts.items():
+        assert verdict.startswith("Not yet")
+        browser.run(band % json.dumps(verdict))
+        assert browser.run("document.querySelector('.note summary').textContent") == f"Convergence: {title}"
+
+
+def test_hmc_settles_on_the_first_preset(page):
+    """With a warm-up of 100 iterations, one of its four chains adapted badly and left 261 effective draws."""
+    browser = page(link("regression", model={}, regression={"panels": ["hmc"]}))
+    assert browser.run("document.querySelector('.panel .status').classList.contains('settled')")
+    assert browser.run("document.querySelector('.note summary').textContent") == "Convergence: good"
+
+
 def test_plots_of_a_row_are_level(page):
     """Bands of panels side by side can only be compared if their axes are at the same height."""
     browser = page(regression(panels=("map", "dropout", "ensemble", "hmc")))
@@ -76,7 +107,19 @@ def test_a_preset_moves_the_pointer_to_what_it_is_about(page):
     browser.run("document.querySelector('[data-preset=far]').click()")
     assert browser.run("playground.scene.state.probe") == [3.5]
     assert max(x for x, _ in browser.run("playground.scene.state.points")) < 1
+    # The next preset is about something else.
+    browser.run("document.querySelector('[data-preset=noise]').click()")
+    assert browser.run("playground.scene.state.probe") == [1.5]
     browser.wait(FINAL)
+
+
+def test_every_preset_has_a_pointer_inside_its_plot(page):
+    browser = page(regression())
+    presets = browser.run("import('./js/presets.js').then((m) => m.PRESETS)")
+    probes = [(scene, one["probe"]) for scene, own in presets.items() for one in own.values()]
+    assert all(len(probe) == (1 if scene == "regression" else 2) for scene, probe in probes)
+    # "Zoom out" of the star's preset shows three times as much.
+    assert all(abs(v) <= (4 if scene == "regression" else 10) for scene, probe in probes for v in probe)
 
 
 def test_a_density_starts_with_settings_that_suit_it(page):

@@ -239,6 +239,9 @@ def test_description(page, all_runs, width):
     for word in ("POST /runs/progress/predict", "POST /runs/kind/predict", "Barbera d'Asti", "allow_empty", "curl"):
         assert word in text
     assert page.run(OVERFLOW) == []
+    # Nothing has to be scrolled into view sideways.
+    beyond = "[...document.querySelectorAll('td')].filter(td => td.getBoundingClientRect().right > innerWidth).length"
+    assert page.run(beyond) == 0
     # Code is typeset, and a run is described with the parameters that it can use.
     assert "`" not in text
     own = "[...document.querySelectorAll('section')].find(s => s.textContent.includes('%s')).textContent"

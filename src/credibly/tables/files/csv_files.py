@@ -252,7 +252,8 @@ def _records(text: str, delimiter: str, count: int = 200) -> Iterator[list[str]]
 
 def _agreement(text: str, delimiter: str) -> tuple[float, int]:
     """Score a delimiter: the fraction of rows as wide as the header, then the width; (0, 0) for a single column."""
-    widths = [len(r) for r in _records(text, delimiter)]
+    # Most delimiters do not occur at all.
+    widths = [len(r) for r in _records(text, delimiter)] if delimiter in text else []
     if not widths or widths[0] < 2:
         return 0.0, 0
     return round(sum(w == widths[0] for w in widths) / len(widths), 1), widths[0]

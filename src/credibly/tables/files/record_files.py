@@ -1,4 +1,4 @@
-"""Excel workbooks and JSON lines: read whole, as text that is then interpreted like that of CSV; written by block."""
+"""Excel workbooks and JSON lines, read whole as text that is then interpreted like that of CSV; writes workbooks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import itemgetter
 from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from credibly.errors import InputError
 from credibly.tables.files.sources import Source, check_expansion
 
 # Types of cells in a numeric column that need no conversion from text; booleans count as words.
-_NUMBERS = (float, int, type(None))
+_NUMBERS = {float, int, type(None)}
 # Types in which copied columns are kept; other cells are kept as text.
 _KEPT = {
     bool: pa.bool_(),
@@ -44,7 +45,7 @@ def read_text(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
 @lru_cache(maxsize=1)
 def _read_text(source: Source, _modified: int, _size: int) -> tuple[pa.Table, tuple[str, ...]]:
     names, columns, notes = _cells(source)
-    found = [pa.array([None if cell is None else _text(cell) for cell in cells], pa.string()) for cells in columns]
+    found = [pa.array([None if cell is None else as_text(cell) for cell in cells], pa.string()) for cells in columns]
     # Names are checked by the caller: a table may hold one twice.
     return pa.Table.from_arrays(found, names=names), notes
 
@@ -72,7 +73,7 @@ def _values(cells: list[Any]) -> pa.Array:
     if len(kinds) == 1 or kinds == {int, float}:
         with suppress(pa.ArrowException, OverflowError):
             return pa.array(cells, _KEPT.get(float if len(kinds) > 1 else kinds.pop(), pa.string()))
-    return pa.array([None if cell is None else _text(cell) for cell in cells], pa.string())
+    return pa.array([None if cell is None else as_text(cell) for cell in cells], pa.string())
 
 
 def _json_lines(source: Source) -> Cells:
@@ -104,11 +105,11 @@ def record_columns(
     A column that no record has is left out. Raise on nested values, which are not cells.
     """
     found: dict[str, pa.Array] = {}
-    for name in columns:
-        cells = [record.get(name) for record in records]
-        if all(cell is None for cell in cells) and not any(name in record for record in records):
+    for name, cells in _by_column(records, list(columns)).items():
+        kinds = set(map(type, cells))
+        if kinds <= {type(None)} and not any(name in record for record in records):
             continue
-        if name in numeric and all(type(cell) in _NUMBERS for cell in cells):
+        if name in numeric and kinds <= _NUMBERS:
             with suppress(pa.ArrowInvalid, OverflowError):
                 found[name] = pa.array(cells, pa.float64(), from_pandas=False)
                 continue
@@ -117,10 +118,19 @@ def record_columns(
                 what = "an object" if isinstance(cell, dict) else "a list"
                 raise InputError(f"rows[{row}].{name}", f"must be a number, text or null, got {what}")
         try:
-            found[name] = pa.array([None if cell is None else _text(cell) for cell in cells], pa.string())
+            found[name] = pa.array([None if cell is None else as_text(cell) for cell in cells], pa.string())
         except UnicodeEncodeError:
             raise InputError(name, "must be valid Unicode, got a lone surrogate") from None
     return found
+
+
+def _by_column(records: Sequence[Mapping[str, Any]], names: list[str]) -> dict[str, Sequence[Any]]:
+    """Return the values of each name over the records, None where a record lacks it."""
+    if len(names) > 1:
+        # Several times faster than one look-up after another, if all records are complete.
+        with suppress(KeyError):
+            return dict(zip(names, zip(*map(itemgetter(*names), records)), strict=True))
+    return {name: [record.get(name) for record in records] for name in names}
 
 
 def _bad_line(source: Source, number: int, found: str) -> InputError:
@@ -170,14 +180,14 @@ def _workbook(source: Source) -> Cells:
     if not filled:
         raise InputError("table", f"{source.name!r} is empty", "Pass a workbook with a header row and rows")
     title, rows = filled[0]
-    names = ["" if name is None else _text(name) for name in rows[0]]
+    names = ["" if name is None else as_text(name) for name in rows[0]]
     width = max(number for row in rows for number, cell in enumerate(row, 1) if cell is not None)
     names += [""] * (width - len(names))
     notes = (f"read from the sheet {title!r}, the first of {1 + len(others)}",) if others else ()
     return names[:width], rows[1:], notes
 
 
-def _text(cell: Any) -> str:
+def as_text(cell: Any) -> str:
     """Return a cell as a CSV file would write it."""
     if isinstance(cell, bool):
         return str(cell).lower()
@@ -188,23 +198,6 @@ def _text(cell: Any) -> str:
     if isinstance(cell, datetime.timedelta):
         return repr(cell.total_seconds())
     return str(cell)
-
-
-class JsonLinesWriter:
-    """Writer of a JSON object per row. Missing values are null, and infinite ones the text "inf", which JSON lacks."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write_table(self, table: pa.Table) -> None:
-        """Append rows."""
-        for row in _rows(table):
-            # Dates and the like as text.
-            line = json.dumps({k: _finite(v) for k, v in row.items()}, ensure_ascii=False, default=_text)
-            self._file.write(f"{line}\n".encode())
-
-    def close(self) -> None:
-        """Do nothing: the file belongs to the caller."""
 
 
 class WorkbookWriter:

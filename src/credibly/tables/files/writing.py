@@ -19,7 +19,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from credibly.errors import InputError
-from credibly.tables.files.record_files import JsonLinesWriter, WorkbookWriter, excel_library
+from credibly.tables.files.json_lines import JsonLinesWriter
+from credibly.tables.files.record_files import WorkbookWriter, excel_library
 from credibly.tables.files.sources import WRITTEN
 
 SUFFIXES = WRITTEN

@@ -58,20 +58,23 @@ def run_variational(request: VIRequest, send: Send, cancelled: Callable[[], bool
     shown = surface(problem.log_density, (-reach, reach, CELLS), (-reach, reach, CELLS))
     send({"type": "surface", "id": request.id, **shown, "log_evidence": exact.log_evidence})
     chosen = family(request.family, 1)
+    # A richer family is fitted twice: first as a mean field, from which it then starts.
+    steps = request.steps * (1 if isinstance(chosen, MeanField) else 2)
 
     def show(phi: Tensor, step: int, stage: str, energy: float) -> None:
-        # The first half of a richer family's fit is that of a mean field.
         its = chosen if phi.shape[1] == chosen.size(2) else MeanField()
         mean, covariance = its.loc(phi, 2)[0], its.covariance(phi, 2)[0]
-        message = {"type": "q", "id": request.id, "stage": stage, "step": step, "steps": request.steps}
+        message = {"type": "q", "id": request.id, "stage": stage, "step": step, "steps": steps}
         message |= {"mean": mean.tolist(), "covariance": covariance.tolist(), "free_energy": finite(energy)}
         send(message | exact.divergences(mean, covariance))
 
     def watch(state: TrainingState) -> bool:
         phi = state.parameters.detach()
-        # Later steps of a richer family are in units of their start, not of the weights.
         if phi.shape[1] == MeanField().size(2) and not cancelled():
             show(phi, state.step, "running", state.loss[0] * problem.n)
+        elif not cancelled():
+            # Its parameters are in units of their start, not of the weights: there is no q to show before the end.
+            send({"type": "progress", "id": request.id, "step": request.steps + state.step, "steps": steps})
         return cancelled()
 
     method = BayesByBackprop(
@@ -87,7 +90,7 @@ def run_variational(request: VIRequest, send: Send, cancelled: Callable[[], bool
     posterior = method.fit(problem, seed=request.seed, progress=False)
     if cancelled():
         return
-    show(posterior.phi, request.steps, "final", -posterior.record.history["elbo"])
+    show(posterior.phi, steps, "final", -posterior.record.history["elbo"])
     moments: dict[str, Any] = {"mean": exact.mean.tolist(), "covariance": exact.covariance.tolist()}
     moments |= exact.divergences(exact.mean, exact.covariance)
     send({"type": "finished", "id": request.id, "moments": moments})

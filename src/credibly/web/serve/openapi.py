@@ -95,7 +95,9 @@ def _row(run: ServedRun) -> dict[str, Any]:
             some = ", ".join(repr(level["value"]) for level in column["levels"][:10])
             about = f"A category: {some}{', ...' if len(column['levels']) > 10 else ''}. Others are treated as unknown."
             kind = {"type": ["string", "number", "boolean", "null"]}
-        note = f" {column['note'].capitalize()}." if column["note"] else ""
+        # The note on a date begins with the same range.
+        parts = [part for part in column["note"].split("; ") if part not in about]
+        note = f" {'; '.join(parts).capitalize()}." if parts and parts[0] else ""
         properties[column["name"]] = kind | {"description": f"{about}{note}", "examples": [column["example"]]}
     return {
         "type": "object",

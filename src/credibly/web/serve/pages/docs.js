@@ -11,7 +11,7 @@ function resolve(schema) {
 
 function table(head, rows) {
   const first = make("tr", {}, ...head.map((text) => make("th", {}, text)));
-  const kind = (i) => (head[i] === "meaning" ? { class: "wide" } : {});
+  const kind = (i) => ({ class: head[i] === "meaning" ? "wide" : null, "data-head": head[i] });
   const others = rows.map((row) => make("tr", {}, ...row.map((cell, i) => make("td", kind(i), ...[cell].flat()))));
   return make("div", { class: "scroll" }, make("table", {}, first, ...others));
 }

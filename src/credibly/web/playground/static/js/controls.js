@@ -81,7 +81,7 @@ export class Controls {
       const press = () => {
         own.preset = name;
         own.points = one.points();
-        if (one.probe) own.probe = [...one.probe];
+        own.probe = [...one.probe];
         if (scene === "regression") state.model.predicted = Boolean(one.predicted);
         else own.far = one.far ?? 1;
         this.app.scene.changed();
@@ -97,6 +97,7 @@ export class Controls {
     });
     const clear = () => {
       own.points = [];
+      this.app.said = "";
       this.app.scene.edited();
     };
     const file = html("input", { type: "file", accept: ".csv,.tsv,.txt,text/csv", hidden: true });

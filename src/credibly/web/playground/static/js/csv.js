@@ -6,12 +6,15 @@ export async function readPoints(file, scene, limit) {
   if (file.size > MAX_BYTES) throw new Error(`${file.name} has more than 2 MB; the playground is for small data.`);
   const lines = (await file.text()).split(/\r?\n/).filter((line) => line.trim());
   const separator = [";", "\t", ","].find((s) => lines[0]?.includes(s)) ?? ",";
+  // Where semicolons separate cells, commas are decimal marks.
+  const number = (cell) => (cell === "" ? NaN : Number(separator === ";" ? cell.replace(",", ".") : cell));
   const cells = lines.map((line) => line.split(separator).map((cell) => cell.trim().replace(/^"|"$/g, "")));
-  const head = cells[0]?.some((cell) => cell !== "" && Number.isNaN(Number(cell))) ? cells.shift() : null;
+  const head = cells[0]?.some((cell) => cell !== "" && Number.isNaN(number(cell))) ? cells.shift() : null;
   const columns = scene === "regression" ? 2 : 3;
-  const rows = cells.filter((row) => row.length >= columns && row.every((cell) => cell !== ""));
+  const used = cells.map((row) => row.slice(0, columns));
+  const rows = used.filter((row) => row.length === columns && row.every((cell) => cell !== ""));
   if (!rows.length) throw new Error(`${file.name}: needs ${columns} columns, ${columns - 1} of inputs and then the target.`);
-  const numbers = rows.map((row) => row.slice(0, columns).map(Number));
+  const numbers = rows.map((row) => row.map(number));
   const inputs = columns - 1;
   const bad = numbers.findIndex((row) => row.slice(0, inputs).some((v) => !Number.isFinite(v)));
   if (bad >= 0) throw new Error(`${file.name}: row ${bad + 1} has an input that is not a number.`);
@@ -32,7 +35,10 @@ export async function readPoints(file, scene, limit) {
   }
   const points = kept.map((_, i) => [...standardised.map((column) => column[i]), targets[i]]);
   const share = step > 1 ? `${points.length} of ${rows.length} rows. ` : "";
-  return { points, say: `${file.name}: ${share}Standardised: ${told.join("; ")}.` };
+  const gaps = cells.length - rows.length;
+  const left = gaps ? `${gaps} ${gaps > 1 ? "rows" : "row"} with an empty cell left out. ` : "";
+  const wide = Math.max(...cells.map((row) => row.length)) > columns ? `Only the first ${columns} columns are used. ` : "";
+  return { points, say: `${file.name}: ${share}${left}${wide}Standardised: ${told.join("; ")}.` };
 }
 
 function scaled(values, name, told) {

@@ -55,7 +55,8 @@ export function options(method, { chains, rate }) {
     case "sghmc":
       return { chains: 2 * chains, warmup: 2000, draws: 40, thin: 50 };
     case "hmc":
-      return { chains, warmup: 100, draws: 500 };
+      // With half the warm-up, one fit in four has a chain that adapted badly: too few effective draws.
+      return { chains, warmup: 200, draws: 500 };
     default:
       return { steps: 1500 };
   }

@@ -8,6 +8,15 @@ const AGREE = 1.03;
 // Verdicts of converged chains.
 const SETTLED = ["Good", "Usable", "Chains agree"];
 
+// The grade of a verdict in a few words. "Not yet" says nothing once a fit has ended: what is missing does.
+function grade(verdict) {
+  const found = verdict.split(":")[0].toLowerCase();
+  if (found !== "not yet") return found;
+  const diverged = verdict.match(/[\d,]+ trajector(y|ies) diverged/);
+  if (diverged && !verdict.includes("nearly agree")) return `chains agree, but ${diverged[0]}`;
+  return /effective draws of/.test(verdict) ? "more draws needed" : found;
+}
+
 export class Panel {
   constructor(scene, index, method, known) {
     this.scene = scene;
@@ -68,7 +77,7 @@ export class Panel {
     this.band = band;
     this.node.dataset.stage = band.stage;
     this.node.dataset.request = band.id;
-    this.notify(`Convergence: ${(band.diagnosis ?? "").split(":")[0].toLowerCase()}`, band.diagnosis);
+    this.notify(`Convergence: ${grade(band.diagnosis ?? "")}`, band.diagnosis);
     if (band.rhat !== null && band.stage !== "draft") this.history.push(band.rhat);
     this.describe();
     this.spark();

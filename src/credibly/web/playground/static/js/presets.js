@@ -53,6 +53,7 @@ export const PRESETS = {
     noise: {
       label: "Growing noise",
       say: "Noise that grows with x is aleatoric: more data would not remove it. Let the network predict it.",
+      probe: [1.5],
       points: () => along(80, 3, (u) => -2 + 4 * u, (x) => 0.05 * 10 ** ((x + 2) / 4)),
       predicted: true,
     },
@@ -62,9 +63,9 @@ export const PRESETS = {
       probe: [0.65],
       points: () => along(30, 4, (u, i) => [-1.8, -0.2, 1.5][i % 3] + 0.35 * (u - 0.5), () => 0.08),
     },
-    n2: { label: "2 points", say: "With two points, many functions are possible.", points: sharpening(2) },
-    n10: { label: "10 points", say: "With ten points, the functions begin to agree.", points: sharpening(10) },
-    n100: { label: "100 points", say: "With a hundred points, epistemic uncertainty is almost gone; the noise remains.", points: sharpening(100) },
+    n2: { label: "2 points", probe: [0], say: "With two points, many functions are possible.", points: sharpening(2) },
+    n10: { label: "10 points", probe: [0], say: "With ten points, the functions begin to agree.", points: sharpening(10) },
+    n100: { label: "100 points", probe: [0], say: "With a hundred points, epistemic uncertainty is almost gone; the noise remains.", points: sharpening(100) },
   },
   classification: {
     star: {
@@ -77,6 +78,7 @@ export const PRESETS = {
     moons: {
       label: "Two moons",
       say: "Two interleaved arcs: models should be confident along them, uncertain between them and far away.",
+      probe: [0, 0],
       points: () => {
         const { uniform, normal } = random(7);
         return Array.from({ length: 40 }, (_, i) => {
@@ -89,11 +91,13 @@ export const PRESETS = {
     corners: {
       label: "Four corners",
       say: "XOR: no straight line separates these.",
+      probe: [0, 0],
       points: () => clusters(32, 8, [[-1.5, -1.5], [-1.5, 1.5], [1.5, 1.5], [1.5, -1.5]], 0.45),
     },
     overlap: {
       label: "Overlap",
       say: "Classes that overlap: aleatoric uncertainty in the middle that no data would remove.",
+      probe: [0, 0],
       points: () => clusters(60, 9, [[-0.6, 0], [0.6, 0]], 1.0),
     },
   },

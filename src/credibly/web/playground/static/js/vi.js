@@ -108,6 +108,7 @@ export class InsideVI {
       this.plot.show([message.x[0], message.x[1], message.y[0], message.y[1]]);
       this.redraw();
     }
+    this.progress = message.steps ? message : this.progress;
     if (message.type === "q") {
       this.trail.push(message);
       this.drawQ();
@@ -168,8 +169,9 @@ export class InsideVI {
     const q = this.trail.at(-1);
     if (!q) return;
     const rows = [
-      ["step", `${q.step} of ${q.steps}`, "step"],
-      ["free energy of q", show(q.free_energy), "free-energy"],
+      [q.step < q.steps && this.asked.family !== "mean-field" ? "step (a mean field first)" : "step",
+        `${this.progress.step} of ${this.progress.steps}`, "step"],
+      ["free energy of q, estimated", show(q.free_energy), "free-energy"],
       ["−log evidence, its minimum", show(-this.surface.log_evidence), "floor"],
       ["KL(q‖p)", show(q.kl_to_posterior), "kl-to"],
       ["KL(p‖q)", show(q.kl_from_posterior), "kl-from"],

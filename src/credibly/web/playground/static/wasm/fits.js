@@ -222,11 +222,14 @@ export class FitRun {
 // What the numbers of the chains mean: a verdict before the colon, as the library's, then its reason. It is weaker than
 // the library's "Good", which also counts effective draws.
 function verdict(rhat, chains, divergences) {
-  const diverged = divergences ? `, and ${divergences} trajectories diverged` : "";
+  const many = divergences === 1 ? "1 trajectory" : `${divergences} trajectories`;
+  const diverged = divergences ? `, and ${many} diverged` : "";
   if (rhat === null) return `Not yet: there are too few draws for R-hat${diverged}.`;
   const who = `the functions of the ${chains} chains`;
   const value = `(R-hat ${rhat.toFixed(3)})`;
   if (rhat > 1.1) return `Not mixed: ${who} disagree ${value}${diverged}. Run more chains, or another seed.`;
   if (rhat > 1.05) return `Not yet: ${who} nearly agree ${value}${diverged}.`;
-  return `Chains agree: ${who} agree ${value}${diverged}. Effective draws are not counted in this page.`;
+  // As for the library, a region that was not explored outweighs agreement.
+  if (divergences) return `Not yet: ${who} agree ${value}${diverged}.`;
+  return `Chains agree: ${who} agree ${value}. Effective draws are not counted in this page.`;
 }
