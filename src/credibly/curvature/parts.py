@@ -124,7 +124,7 @@ class RowPass:
     def __init__(self, layout: Layout, likelihood: Likelihood, forward: Forward, theta: Tensor, parts: Parts) -> None:
         self.layout, self.likelihood, self.forward, self.parts = layout, likelihood, forward, parts
         self.theta = theta.detach()
-        self.module = layout.write(self.theta).requires_grad_(False)
+        self.module = layout.write(self.theta, fast=False).requires_grad_(False)
 
     def __call__(self, x: Inputs) -> Captured:
         """Run one block of rows."""

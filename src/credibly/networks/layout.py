@@ -18,6 +18,7 @@ from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module, forget_results
+from credibly.networks.held_padding import hold_padding, release_padding
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.refusals import admit, settle, unwrapped
 from credibly.networks.selection import (
@@ -100,6 +101,7 @@ class Layout:
                 raise InputError("net", f"parameter {name!r} is {dtype}", "Only floating parameters can be random")
             entries.append(Entry(name, shape, start, start + math.prod(shape), fans.get(name, 1), dtype))
             start += math.prod(shape)
+        hold_padding(self.module, {e.name for e in entries})
         self.dtype = joint_dtype([e.dtype for e in entries])
         floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
         self.mixed = len(set(floating)) > 1
@@ -185,8 +187,12 @@ class Layout:
         tensor = output_tensor(out)
         return tensor.to(self.dtype) if self.mixed else tensor
 
-    def write(self, theta: Tensor) -> nn.Module:
-        """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen."""
+    def write(self, theta: Tensor, *, fast: bool = True) -> nn.Module:
+        """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen.
+
+        It is in evaluation mode. Without `fast`, its attention layers do not use torch's inference fast path, which
+        skips hooks and gradients of the layers inside.
+        """
         module = copy_module(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -194,7 +200,9 @@ class Layout:
                 parameters[name].copy_(value)
         for name, parameter in parameters.items():
             parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
-        return module.eval()
+        if fast:
+            release_padding(module.eval())
+        return module
 
     def fixed(self) -> dict[str, Tensor]:
         """Return the parameters that are not random, and the buffers, by name."""
