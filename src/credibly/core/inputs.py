@@ -165,6 +165,11 @@ def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:120]
+        parts = [v for v in value if isinstance(v, (Tensor, np.ndarray)) and v.ndim] if isinstance(value, list) else []
+        if parts and len(parts) == len(value) and len({len(part) for part in parts}) == 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts[:3]) + (", ..." if len(parts) > 3 else "")
+            found = f"is a list of arrays of different shapes: {shapes}"
+            raise InputError(name, found, "Several inputs of the network are a tuple: x = (x1, x2)") from error
         raise InputError(
             name,
             f"is a {type(value).__name__} that is not one array: its rows have different lengths ({reason})",

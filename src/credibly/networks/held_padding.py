@@ -15,7 +15,7 @@ from torch import Tensor, nn
 class PaddedEmbedding(nn.Embedding):
     """An embedding that returns zeros at `padding_idx`."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name in torch)
+    def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the given indices."""
         return super().forward(input).masked_fill((input == self.padding_idx).unsqueeze(-1), 0.0)
 
