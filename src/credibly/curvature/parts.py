@@ -115,7 +115,7 @@ class Captured:
             return of_layers, None
         output, leaves = self._copies
         rows = gradients(output, leaves, vector.reshape(output.shape))
-        return of_layers, torch.cat([g.reshape(len(g), -1) for g in rows], 1)
+        return of_layers, torch.cat([g.reshape(len(g), -1).to(self.output.dtype) for g in rows], 1)
 
 
 class RowPass:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from credibly.core.inputs import Inputs, row_count
 from credibly.errors import InputError
 from credibly.networks.copying import copy_module
-from credibly.networks.layout import is_transposed_linear
+from credibly.networks.fans import is_transposed_linear
 from credibly.networks.shared_dropout import SharedDropout, call_with_hooks, shared_names, start_pass
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
@@ -138,7 +138,7 @@ def masked_copy(
             holders = {name: layer}
             if name in shared:
                 holders = {f"{name}.{i}".lstrip("."): nn.Module() for i in range(shared[name])}
-                layer.__class__, layer.turn = SharedDropout, 0  # type: ignore[assignment]
+                layer.__class__, layer.turn = SharedDropout, 0
                 for i, holder in enumerate(holders.values()):
                     layer.add_module(str(i), holder)
             for site, holder in holders.items():

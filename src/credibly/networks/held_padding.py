@@ -17,7 +17,7 @@ class PaddedEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the given indices."""
-        return super().forward(input).masked_fill((input == self.padding_idx).unsqueeze(-1), 0.0)
+        return super().forward(input).masked_fill(input.eq(self.padding_idx or 0).unsqueeze(-1), 0.0)
 
 
 def hold_padding(module: nn.Module, random: Collection[str]) -> None:
@@ -39,7 +39,7 @@ def release_padding(module: nn.Module) -> None:
     for part in module.modules():
         if type(part) is PaddedEmbedding:
             part.weight.data[part.padding_idx] = 0.0
-            part.__class__ = nn.Embedding
+            part.__class__ = nn.Embedding  # type: ignore[assignment]
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:

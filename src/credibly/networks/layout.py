@@ -18,8 +18,10 @@ from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module, forget_results
+from credibly.networks.fans import fan_in
 from credibly.networks.held_padding import hold_padding, release_padding
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
+from credibly.networks.mixed_dtypes import align_dtypes
 from credibly.networks.refusals import admit, settle, unwrapped
 from credibly.networks.selection import (
     RANDOM,
@@ -92,7 +94,7 @@ class Layout:
         RANDOM[self.module] = self.random
         self.silenced = _hidden_dropout(module)
         names = names_by_parameter(self.module)
-        fans = _fan_in(self.module)
+        fans = fan_in(self.module)
         parameters = dict(self.module.named_parameters())
         entries, start = [], 0
         for name in matching(names, self.random):
@@ -105,7 +107,9 @@ class Layout:
         self.dtype = joint_dtype([e.dtype for e in entries])
         floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
         self.mixed = len(set(floating)) > 1
-        # The dtype of floating inputs; a problem determines which one a network of several dtypes takes.
+        if self.mixed:
+            align_dtypes(self.module)
+        # Of floating inputs; a problem determines which one a network of several dtypes takes.
         self.input_dtype = floating[0]
         self.network_dim = start
         for name, shape in (extra or {}).items():
@@ -314,30 +318,6 @@ def _hidden_dropout(module: nn.Module) -> list[str]:
     return [
         name or "the network" for name, m in module.named_modules() if isinstance(m, kinds) and float(m.dropout) > 0
     ]
-
-
-def _fan_in(module: nn.Module) -> dict[str, int]:
-    """Return the number of inputs that each unit sums over, by parameter name; 1 for biases, gains and embeddings."""
-    fans = {}
-    for prefix, part in module.named_modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            # peft looks up the columns of `lora_embedding_A`, like an embedding.
-            looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
-            if parameter.ndim < 2 or looked_up:
-                fans[full] = 1
-            elif is_transposed_linear(part):
-                fans[full] = parameter.shape[0]
-            elif isinstance(part, nn.modules.conv._ConvTransposeNd):
-                fans[full] = math.prod((parameter.shape[0], *parameter.shape[2:])) // part.groups
-            else:
-                fans[full] = math.prod(parameter.shape[1:])
-    return fans
-
-
-def is_transposed_linear(part: nn.Module) -> bool:
-    """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
-    return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
 
 
 def layout_mismatch(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:
