@@ -111,7 +111,7 @@ class Problem(Reducible):
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
         self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
-        self.layout.input_dtype = layout.input_dtype
+        self.layout.adopt(layout)
         self.prior_spec = prior
         self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision, deferred=self.layout.has_fixed)

@@ -22,6 +22,7 @@ from credibly.networks.fans import fan_in
 from credibly.networks.held_padding import hold_padding, release_padding
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.mixed_dtypes import align_dtypes
+from credibly.networks.own_gradients import record_own_gradients
 from credibly.networks.refusals import admit, settle, unwrapped
 from credibly.networks.selection import (
     RANDOM,
@@ -120,6 +121,7 @@ class Layout:
         self.aliases = {alias: name for name, aliases in names.items() for alias in aliases}
         self.dim = start
         self._sizes = [e.stop - e.start for e in entries]
+        self.own_gradients = False
         self.whole: Layout | None = None
         # Parameters that need memory of their own; set by `Forward`, which runs the network.
         self.apart: frozenset[str] = frozenset()
@@ -135,6 +137,17 @@ class Layout:
         kind = nn.modules.dropout._DropoutNd
         named = (self.whole or self).module.named_modules()
         return [name or type(m).__name__ for name, m in named if isinstance(m, kind) and m.p > 0] + self.silenced
+
+    def record_own_gradients(self) -> None:
+        """Let the network differentiate within its forward pass, also in predictions."""
+        self.own_gradients = True
+        record_own_gradients(self.module)
+
+    def adopt(self, found: Layout) -> None:
+        """Copy what trial passes with another layout of this network have found."""
+        self.input_dtype = found.input_dtype
+        if found.own_gradients:
+            self.record_own_gradients()
 
     def on(self, head: nn.Module) -> Layout:
         """Return this layout for a part of the network that has all random parameters, under the same names."""
