@@ -16,6 +16,17 @@ from credibly.errors import InputError
 TARGETS = ("labels", "label", "y", "targets", "target")
 
 
+GRAPHS = (
+    "For nodes of one graph, credibly.data.Nodes(graph, rows=...); for one graph per row, pad them: "
+    "x = (nodes, adjacency) by to_dense_batch and to_dense_adj of torch_geometric.utils, with layers for dense graphs"
+)
+
+
+def is_graph(item: Any) -> bool:
+    """Return whether this is a graph, or a batch of graphs, of torch-geometric."""
+    return hasattr(item, "edge_index") and not isinstance(item, Mapping)
+
+
 def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     """Return (x, y) of one batch or row.
 
@@ -23,6 +34,8 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     `target`, or the one named "labels", "label", "y", "targets" or "target". One other entry is the network's argument;
     several are its keyword arguments, or its arguments in order for a named tuple.
     """
+    if is_graph(item):
+        raise InputError("data", f"its items are graphs ({type(item).__name__})", GRAPHS)
     named = names_of(item)
     if named is not None:
         name = target_name(named, target)

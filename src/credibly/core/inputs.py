@@ -197,7 +197,10 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, conver
             raise InputError(name, "has no rows", "Pass at least one row")
         if len(tensor) != len(parts[0][1]):
             found = f"has {len(tensor)} rows, {parts[0][0]} has {len(parts[0][1])}"
-            raise InputError(name, found, "All inputs need the same number of rows")
+            advice = "All inputs need the same number of rows"
+            if len(tensor) == 2 and tensor.dtype == torch.int64:
+                advice += "; a graph and its edge_index are passed as credibly.data.Nodes((x, edge_index), rows, y)"
+            raise InputError(name, found, advice)
         check_finite(name, tensor)
     return result
 

@@ -108,7 +108,7 @@ class Layout:
         self.dtype = joint_dtype([e.dtype for e in entries])
         floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
         self.mixed = len(set(floating)) > 1
-        if self.mixed:
+        if self.mixed and min(dtype.itemsize for dtype in floating) == 2:
             align_dtypes(self.module)
         # Of floating inputs; a problem determines which one a network of several dtypes takes.
         self.input_dtype = floating[0]

@@ -1,7 +1,7 @@
 """Networks whose parameters have several dtypes, such as a head in float32 on a body in bfloat16.
 
 Training loops run them under autocast. Here every layer that multiplies by its weights casts its inputs to their dtype,
-so the head computes in float32 without autocast around the network.
+so the head computes in float32 without autocast around the network. A mix of float32 and float64 is an oversight.
 """
 
 from __future__ import annotations

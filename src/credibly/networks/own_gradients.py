@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def record_own_gradients(module: nn.Module) -> None:
-    """Let autograd record every forward pass of a network, in place. Without gradients outside, outputs are detached."""
+    """Let autograd record every forward pass of a network, in place; outputs are detached where it was off."""
     if _enter not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_enter)
         module.register_forward_hook(_leave, always_call=True)
