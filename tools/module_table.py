@@ -22,8 +22,8 @@ copied; the copy has no sparse gradients or compiled calls, and the checkpointin
 off. A trial decides whether several parameter vectors are evaluated in one batch or one after another: it runs what the
 fit will run, with two vectors, shared and separate rows, and gradients. `problem.forward.reason` reports the outcome.
 
-An embedding with `padding_idx` returns zeros for padding whatever the draw, as in plain training. `nn.TransformerEncoder`
-does not use nested tensors, by which it computes something else in evaluation mode without gradients.
+An embedding with `padding_idx` returns zeros for padding whatever the draw, as in plain training. Nested tensors of
+`nn.TransformerEncoder` are off: with them, outputs at padded positions depend on whether gradients are taken.
 
 Dropout layers are off in the density: every method except MC-Dropout fits the network in evaluation mode. The repr of a
 problem lists them, and so does `record.history["dropout_off"]`.
