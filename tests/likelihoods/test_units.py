@@ -37,6 +37,19 @@ def test_a_trained_network_may_have_any_units(caplog):
     assert not warned(caplog, net, 1000 + 200 * X[:, 0] + randn(30, seed=1), Gaussian())
 
 
+class OwnGradient(nn.Linear):
+    """Returns outputs with a graph, also without gradients outside."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            return super().forward(x)
+
+
+def test_outputs_may_carry_a_graph(caplog):
+    net = OwnGradient(4, 1)
+    assert not warned(caplog, net, X[:, 0], Gaussian())
+
+
 def test_probabilities_are_no_logits():
     y = torch.arange(30) % 3
     with pytest.raises(cr.InputError, match="sum to 1.* logits are expected.* softmax"):

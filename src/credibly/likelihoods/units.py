@@ -23,7 +23,7 @@ def scaled_to_targets(likelihood: Likelihood, output: Tensor, y: Tensor, weight:
     kinds = (Gaussian, StudentT, HeteroscedasticGaussian, HeteroscedasticStudentT)
     if isinstance(likelihood, kinds) and len(y) > 1:
         mean, std = float(y.double().mean()), float(y.double().std())
-        found = likelihood.arrange(output)[: len(y), ..., : y.shape[-1]]
+        found = likelihood.arrange(output.detach())[: len(y), ..., : y.shape[-1]]
         gap = float((found.double() - y[: len(found)].double()).abs().mean())
         if max(abs(mean), std) > LARGE and gap > LARGE:
             log.warning(
