@@ -22,6 +22,9 @@ copied; the copy has no sparse gradients or compiled calls, and the checkpointin
 off. A trial decides whether several parameter vectors are evaluated in one batch or one after another: it runs what the
 fit will run, with two vectors, shared and separate rows, and gradients. `problem.forward.reason` reports the outcome.
 
+An embedding with `padding_idx` returns zeros for padding whatever the draw, as in plain training. Nested tensors of
+`nn.TransformerEncoder` are off: with them, outputs at padded positions depend on whether gradients are taken.
+
 Dropout layers are off in the density: every method except MC-Dropout fits the network in evaluation mode. The repr of a
 problem lists them, and so does `record.history["dropout_off"]`.
 
@@ -35,6 +38,8 @@ TAIL = """
 | edits a buffer in evaluation mode | update it only `if self.training`, or pass what it holds as an input |
 | calls `torch.utils.checkpoint` in forward | call the layers directly; `micro_batch=` bounds the memory |
 | edits a tensor in place that its gradient needs | `h = h + ...` instead of `h += ...` |
+| ends in a softmax, for `Categorical` | remove it, or `LogSoftmax`: the likelihood takes logits |
+| float32 and float64 mixed | `net.float()` or `dtype=`; 16-bit and 32-bit layers may be mixed |
 | returns a dict, a dataclass or None | `Heads` for a dict of outputs; else a wrapper whose forward returns one tensor |
 | ScriptModule, torch.export | pass the Python module that was scripted, traced or exported |
 | complex parameters | real and imaginary parts as two real parameters, joined in forward |

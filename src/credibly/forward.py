@@ -31,6 +31,7 @@ from credibly.networks.complex_views import viewed_as_complex
 from credibly.networks.fused_unit import fuses
 from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
+from credibly.networks.own_gradients import needs_own_gradients
 from credibly.networks.stacked import stacked_forward
 
 Plan = Literal["auto", "batched", "looped"]
@@ -234,6 +235,9 @@ def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
     except InputError:
         raise
     except Exception as error:
+        if needs_own_gradients(error) and not layout.own_gradients:
+            layout.record_own_gradients()
+            return try_network(layout, rows, heads=heads)
         shapes = ", ".join(
             f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows)
         )

@@ -29,6 +29,7 @@ from credibly.errors import InputError
 from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Heads, Likelihood
+from credibly.likelihoods.units import scaled_to_targets
 from credibly.networks.behaviour import check_behaviour
 from credibly.networks.copying import copy_module
 from credibly.networks.gradient_trial import refuse_without_gradient
@@ -108,17 +109,16 @@ class Problem(Reducible):
         held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
         self.x, self.y, self.sample_weight = held
         self.n = len(self.y)
-        self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
+        self.likelihood = scaled_to_targets(self.likelihood, output, self.y, self.sample_weight)
         own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
         self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
-        self.layout.input_dtype = layout.input_dtype
+        self.layout.adopt(layout)
         self.prior_spec = prior
         self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision, deferred=self.layout.has_fixed)
         self.settle_statistics(net, trial)
         if self.device.type == "cuda":
-            # On a GPU a full-batch pass takes all rows at once, so their memory layout is converted once, here.
-            self.x = self.forward.arranged(self.x)
+            self.x = self.forward.arranged(self.x)  # once, here: a full-batch pass on a GPU takes all rows
         refuse_without_gradient(self.forward, trial)
         self.micro_batch, self.plan = micro_batch or (self.n if all_at_once else None), plan
         self.fused = self.forward.fuses(trial)

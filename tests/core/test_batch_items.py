@@ -251,3 +251,39 @@ def test_predictions_at_batches_padded_to_different_lengths_are_refused():
         _ = predictive.mean
     with pytest.raises(cr.InputError, match=r"targets of shape \(4,\) in one batch and \(3,\) in another. Pad all"):
         _ = predictive.targets
+
+
+# -- several inputs per row
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(1, 3)
+
+    def forward(self, x, z):
+        return self.first(x) + self.second(z)
+
+
+Z = randn(6, 1, seed=1)
+
+
+@pytest.mark.parametrize("batch", [4, 2])
+@pytest.mark.parametrize("row", [lambda i: ((X[i], Z[i]), Y[i]), lambda i: ([X[i], Z[i]], Y[i])], ids=["tuple", "list"])
+def test_rows_of_several_inputs_and_a_target_are_read_streamed_and_predicted(row, batch):
+    """torch's collation makes lists of tuples; a batch of two rows with two inputs is not a list of rows."""
+    net, loader = Pairs(), DataLoader(Wrapped(row), batch_size=batch)
+    want = classes(net, ((X, Z), Y))
+    theta = randn(2, want.dim)
+    for data in (loader, cr.data.Stream(loader), Wrapped(row)):
+        torch.testing.assert_close(classes(net, data).log_density(theta), want.log_density(theta))
+    posterior = cr.MAP(steps=2).fit(want, seed=0, progress=False)
+    for data in (loader, Wrapped(row)):
+        predictive = posterior.predict(data)
+        torch.testing.assert_close(predictive.mean, posterior.predict((X, Z)).mean)
+        assert torch.equal(predictive.targets, Y)
+
+
+def test_a_list_of_inputs_is_refused_with_the_form_to_use():
+    with pytest.raises(cr.InputError, match=r"list of arrays of different shapes: \(6, 2\), \(6, 1\). .* a tuple"):
+        classes(Pairs(), ([X, Z], Y))

@@ -9,7 +9,7 @@ from conftest import randn
 from credibly.backends.cpp import ivon as cpp
 from credibly.backends.cpp.library import library
 from credibly.core.rng import fill_normal
-from credibly.inference.kernels.ivon import deviation, update_gaussian
+from credibly.inference.kernels.ivon import LIMIT, deviation, update_gaussian
 from credibly.inference.training import ivon_step
 from credibly.likelihoods import Categorical, Gaussian
 
@@ -105,6 +105,25 @@ def test_training_in_float32_by_cpp_approaches_the_same_gaussian(large):
     assert float(((posterior.loc[0] - mean) / width).abs().max()) < 4 * float((0.007 / 2 * related).max().sqrt())
 
 
+def test_a_newton_step_is_limited_by_the_width_that_one_row_would_leave():
+    mean, momentum, curvature = torch.zeros(3), torch.zeros(3), torch.full((3,), 0.09)
+    gradient = torch.tensor([1e6, 1e-3, -1e6])
+    update_gaussian(mean, curvature, momentum, gradient, curvature.clone(), 0.0, 0.0, (0.0, 0.9), 0.5, 1.0)
+    limit = 0.5 * LIMIT / 0.3
+    torch.testing.assert_close(mean, torch.tensor([-limit, -0.5 * 1e-3 / 0.09, limit]))
+
+
+def test_relu_networks_under_a_wide_prior_do_not_diverge():
+    torch.manual_seed(0)
+    x = torch.randn(400, 8)
+    y = x[:, 0] - x[:, 1] ** 2 + torch.sin(3 * x[:, 2])
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    problem = cr.Problem(net, (x, y), Gaussian(), cr.priors.Normal(1.0))
+    history = cr.IVON(steps=1500).fit(problem, seed=0).record.history
+    constant = -torch.distributions.Normal(y.mean(), y.std()).log_prob(y).mean()
+    assert history["parts"]["misfit"][-1][0] < float(constant)
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_cpp_draws_and_updates_are_those_of_the_kernels(same):
     if library() is None:
@@ -120,6 +139,9 @@ def test_cpp_draws_and_updates_are_those_of_the_kernels(same):
     mine = tuple(t.clone() for t in (mean, curvature, momentum))
     cpp.update(mine, gradient, drawn, n, (0.3, 0.1), (0.9, 0.99), 0.05, 1.5)
     found = gradient * (drawn - mean) * n * (curvature + 0.3)
+    before = mean.clone()
     update_gaussian(mean, curvature, momentum, gradient, found, 0.3, 0.1, (0.9, 0.99), 0.05, 1.5)
+    limited = (mean - before).abs() > 0.999 * 0.05 * LIMIT * torch.rsqrt(curvature + 0.3)
+    assert 0 < int(limited.sum()) < dim
     for a, b in zip(mine, (mean, curvature, momentum)):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

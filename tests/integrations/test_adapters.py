@@ -53,6 +53,16 @@ def test_a_classification_head_is_random_too():
     assert found.layout.dtype == torch.float32
 
 
+@pytest.mark.parametrize("method", [cr.MAP(steps=3), cr.Laplace(steps=3)])
+def test_a_head_in_float32_needs_no_autocast(method):
+    net = adapted(task="SEQ_CLS")
+    net.base_model.model.score.float()
+    posterior = method.fit(problem(net), seed=0, progress=False)
+    assert posterior.predict(X).mean.dtype == torch.float32
+    with torch.no_grad():
+        assert posterior.module()(**X).logits.dtype == torch.float32
+
+
 # The table of networks, too, fits an adapter by every method.
 SLOW = ("swag", "nuts", "chees", "mclmc", "tempering", "mile")
 

@@ -9,6 +9,7 @@ from conftest import randn
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GATConv, GCNConv
 
 NODES, DOUBLE = 20, torch.float64
@@ -52,6 +53,41 @@ def test_the_density_is_that_of_the_labelled_nodes(layer):
         log_p = torch.log_softmax(logits, -1).gather(1, data.y.unsqueeze(1))[data.train_mask].sum()
         want = log_p + torch.distributions.Normal(0.0, 1.0).log_prob(theta).sum()
         torch.testing.assert_close(made.log_density(theta), want)
+
+
+class OfObject(Network):
+    """As in the tutorials of torch-geometric: forward takes the graph object, here with weights of the edges."""
+
+    def forward(self, data):
+        weight = data.edge_weight
+        hidden = torch.tanh(self.first(data.x, data.edge_index, weight))
+        data.x = hidden
+        return self.second(data.x, data.edge_index, weight)
+
+
+def test_networks_that_take_the_graph_object_get_it(tmp_path):
+    data = graph()
+    data.edge_weight = torch.rand(data.edge_index.shape[1], generator=torch.Generator().manual_seed(1)).double()
+    torch.manual_seed(0)
+    net = OfObject(GCNConv).double()
+    nodes = cr.data.Nodes(data, rows=data.train_mask)
+    made = cr.Problem(net, nodes, cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
+    theta = made.layout.read(made.layout.module).unsqueeze(0)
+    torch.testing.assert_close(made.forward(theta, torch.arange(NODES))[0], net(data.clone()).detach())
+    posterior = cr.MAP(steps=3).fit(made, seed=0, progress=False)
+    posterior.save(tmp_path / "run")
+    again = cr.load(tmp_path / "run", nodes.network(net))
+    assert torch.equal(again.predict(torch.arange(5)).mean, posterior.predict(torch.arange(5)).mean)
+
+
+def test_graphs_as_rows_are_refused_with_the_way_out():
+    loader = DataLoader([graph(), graph()], batch_size=2)
+    for data in (graph(), [graph(), graph()], loader):
+        with pytest.raises(cr.InputError, match="credibly.data.Nodes.*one graph per row"):
+            cr.Problem(network(), data, cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
+    pair = ((graph().x, graph().edge_index), graph().y)
+    with pytest.raises(cr.InputError, match=r"credibly.data.Nodes\(\(x, edge_index\)"):
+        cr.Problem(network(), pair, cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
 
 
 METHODS = [

@@ -161,6 +161,16 @@ def test_everything_can_be_pickled(name):
 
 
 @pytest.mark.parametrize("name", cr.METHODS)
+def test_diagnostics_are_of_chains(name):
+    posterior = fitted(name)
+    if posterior.kind == "draws" and posterior.draws.shape[1] >= 4:
+        assert posterior.diagnostics(X).verdict
+    else:
+        with pytest.raises(cr.InputError, match="chains"):
+            posterior.diagnostics(X)
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
 def test_notebooks_show_tables(name):
     p, posterior = problem(), fitted(name)
     text = posterior._repr_html_()

@@ -125,3 +125,16 @@ def test_noise_that_overflows_has_infinite_scores_instead_of_an_error():
     assert values["crps"] == values["width"] == math.inf
     assert values["coverage"] == 1.0
     assert values["rmse"] == pytest.approx(0.1, rel=1e-5)
+
+
+def test_posteriors_and_data_sets_in_place_of_predictions_and_targets_are_refused():
+    x, y = torch.randn(12, 3), torch.randn(12)
+    problem = cr.Problem(torch.nn.Linear(3, 1), (x, y), cr.likelihoods.Gaussian(1.0), cr.priors.Normal())
+    posterior = cr.MAP(steps=2).fit(problem, seed=0, progress=False)
+    with pytest.raises(cr.InputError, match=r"got DrawsPosterior. .*evaluate\(posterior.predict\(x\), y\)"):
+        cr.evaluate(posterior, y)
+    rows = torch.utils.data.TensorDataset(x, y)
+    with pytest.raises(cr.InputError, match=r"got a TensorDataset. .*predictive.targets"):
+        cr.evaluate(posterior.predict(x), rows)
+    predictive = posterior.predict(rows)
+    assert cr.evaluate(predictive, predictive.targets).keys() >= {"rmse", "log_density"}

@@ -81,6 +81,14 @@ def _():
     return classification(transformers.DistilBertForSequenceClassification(config), text())
 
 
+@case("RoBERTa (transformers)", settings={"dropout": {"insert": None}})
+def _():
+    """Its head calls one dropout layer twice."""
+    transformers = library("transformers")
+    config = transformers.RobertaConfig(vocab_size=11, num_labels=3, max_position_embeddings=8, pad_token_id=0, **SMALL)
+    return classification(transformers.RobertaForSequenceClassification(config), text())
+
+
 @case("GPT-2 with LoRA (peft)", settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")

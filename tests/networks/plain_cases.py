@@ -209,6 +209,63 @@ def _():
     return classification(Encoder(), tokens())
 
 
+@case("Transformer encoder with a padding mask", settings={"dropout": {"insert": None}})
+def _():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+            self.embed, self.encoder = nn.Embedding(7, 4, padding_idx=0), nn.TransformerEncoder(layer, 1)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.encoder(self.embed(x), src_key_padding_mask=x == 0)[:, -1])
+
+    x = tokens().clamp_min(1)
+    x[::2, :2] = 0
+    return classification(Padded(), x)
+
+
+@case("Embedding with padding_idx, averaged without a mask")
+def _():
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4, padding_idx=0), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.embed(x).mean(1))
+
+    return classification(Averaged(), tokens())
+
+
+@case("Dropout layer called twice", settings={"dropout": {"insert": None}})
+def _():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+            self.drop = nn.Dropout(0.1)
+
+        def forward(self, x):
+            x = self.drop(torch.tanh(self.first(x)))
+            return self.head(self.drop(torch.tanh(self.second(x))))
+
+    return regression(Shared())
+
+
+@case("Head in float32 on a body in bfloat16")
+def _():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    net[0].bfloat16()
+    return regression(net)
+
+
+@case("Softmax at the end, for Categorical", refused="probabilities, and logits are expected")
+def _():
+    return classification(nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), noise(ROWS, 3))
+
+
 @case("Deep sets")
 def _():
     class DeepSets(nn.Module):
@@ -468,6 +525,21 @@ def _():
                 return u + torch.autograd.grad(u.sum(), x, create_graph=True)[0]
 
     return regression(PINN(), noise(ROWS, 1))
+
+
+@case("PINN (autograd.grad in forward, without enable_grad)")
+def _():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = small(1)
+
+        def forward(self, x):
+            x = x.clone().requires_grad_(True)
+            u = self.net(x)
+            return u + torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+
+    return regression(Plain(), noise(ROWS, 1))
 
 
 @case("PINN (torch.func.grad in forward)", exceptions=TWICE)

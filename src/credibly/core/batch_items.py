@@ -7,12 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from credibly.errors import InputError
 
 # Names of the target in a batch with names, in this order.
 TARGETS = ("labels", "label", "y", "targets", "target")
+
+
+GRAPHS = (
+    "For nodes of one graph, credibly.data.Nodes(graph, rows=...); for one graph per row, pad them: "
+    "x = (nodes, adjacency) by to_dense_batch and to_dense_adj of torch_geometric.utils, with layers for dense graphs"
+)
+
+
+def is_graph(item: Any) -> bool:
+    """Return whether this is a graph, or a batch of graphs, of torch-geometric."""
+    return hasattr(item, "edge_index") and not isinstance(item, Mapping)
 
 
 def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
@@ -22,6 +34,8 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     `target`, or the one named "labels", "label", "y", "targets" or "target". One other entry is the network's argument;
     several are its keyword arguments, or its arguments in order for a named tuple.
     """
+    if is_graph(item):
+        raise InputError("data", f"its items are graphs ({type(item).__name__})", GRAPHS)
     named = names_of(item)
     if named is not None:
         name = target_name(named, target)
@@ -40,7 +54,15 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
     *xs, y = item
-    return (xs[0] if len(xs) == 1 else tuple(xs)), y
+    return (_one_or_several(xs[0], y) if len(xs) == 1 else tuple(xs)), y
+
+
+def _one_or_several(x: Any, y: Any) -> Any:
+    """Return x, as a tuple if it is a list of several inputs: torch's collation makes lists of tuples."""
+    if not isinstance(x, list) or not hasattr(y, "__len__"):
+        return x
+    several = all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == len(y) for part in x)
+    return tuple(x) if several else x
 
 
 def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> Any:
@@ -56,6 +78,9 @@ def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> A
         rest = [value for key, value in named.items() if key != target_name(named, target)]
         return rest[0] if len(rest) == 1 else tuple(rest)
     if isinstance(item, (tuple, list)):
+        if form == "tuple" and isinstance(item[0], (tuple, list)) and len(item[0]) == len(parts):
+            # ((x1, x2), y), or ((x1, x2),) without a target.
+            return tuple(item[0])
         if form == "tuple" and len(item) == len(parts):
             return tuple(item)
         return item[0] if len(item) == 1 else split_item(item, target)[0]

@@ -165,6 +165,11 @@ def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:120]
+        parts = [v for v in value if isinstance(v, (Tensor, np.ndarray)) and v.ndim] if isinstance(value, list) else []
+        if parts and len(parts) == len(value) and len({len(part) for part in parts}) == 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts[:3]) + (", ..." if len(parts) > 3 else "")
+            found = f"is a list of arrays of different shapes: {shapes}"
+            raise InputError(name, found, "Several inputs of the network are a tuple: x = (x1, x2)") from error
         raise InputError(
             name,
             f"is a {type(value).__name__} that is not one array: its rows have different lengths ({reason})",
@@ -192,7 +197,10 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, conver
             raise InputError(name, "has no rows", "Pass at least one row")
         if len(tensor) != len(parts[0][1]):
             found = f"has {len(tensor)} rows, {parts[0][0]} has {len(parts[0][1])}"
-            raise InputError(name, found, "All inputs need the same number of rows")
+            advice = "All inputs need the same number of rows"
+            if len(tensor) == 2 and tensor.dtype == torch.int64:
+                advice += "; a graph and its edge_index are passed as credibly.data.Nodes((x, edge_index), rows, y)"
+            raise InputError(name, found, advice)
         check_finite(name, tensor)
     return result
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from credibly.core.batch_items import collate_rows, names_of, split_item, target_name
+from credibly.core.batch_items import GRAPHS, collate_rows, is_graph, names_of, split_item, target_name
 from credibly.core.inputs import to_values
 from credibly.core.row_order import READ_ROWS, in_order
 from credibly.errors import InputError
@@ -31,6 +31,8 @@ def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
     loader = as_loader(data)
     if loader is not None:
         return _from_loader(loader, target)
+    if is_graph(data) or (isinstance(data, (tuple, list)) and data and is_graph(data[0])):
+        raise InputError("data", f"is a graph, or a list of graphs, got {type(data).__name__}", GRAPHS)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
     raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")

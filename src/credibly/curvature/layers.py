@@ -111,7 +111,7 @@ def _compare(
     layout: Layout, layers: tuple[LayerPart, ...], theta: Tensor, x: Inputs, generator: torch.Generator
 ) -> tuple[LayerPart, ...] | None:
     """Return the layers whose outer products are the gradient by autograd; None if a value is not finite."""
-    module = layout.write(theta).requires_grad_(False)
+    module = layout.write(theta, fast=False).requires_grad_(False)
     parts = {layer.name: module.get_submodule(layer.name) for layer in layers}
     tensors: list[Tensor] = []
     for layer in layers:

@@ -115,7 +115,7 @@ class Captured:
             return of_layers, None
         output, leaves = self._copies
         rows = gradients(output, leaves, vector.reshape(output.shape))
-        return of_layers, torch.cat([g.reshape(len(g), -1) for g in rows], 1)
+        return of_layers, torch.cat([g.reshape(len(g), -1).to(self.output.dtype) for g in rows], 1)
 
 
 class RowPass:
@@ -124,7 +124,7 @@ class RowPass:
     def __init__(self, layout: Layout, likelihood: Likelihood, forward: Forward, theta: Tensor, parts: Parts) -> None:
         self.layout, self.likelihood, self.forward, self.parts = layout, likelihood, forward, parts
         self.theta = theta.detach()
-        self.module = layout.write(self.theta).requires_grad_(False)
+        self.module = layout.write(self.theta, fast=False).requires_grad_(False)
 
     def __call__(self, x: Inputs) -> Captured:
         """Run one block of rows."""

@@ -101,6 +101,9 @@ class Categorical(Likelihood):
                 hint = f" ({'y.argmax(-1) converts one-hot rows' if one_hot else 'y.squeeze(-1) drops the last axis'})"
             found = f"has shape {tuple(y.shape)}, the network's output has shape {row_shape(output)}"
             raise InputError("y", found, channels_first(self, output, y) or f"Pass one integer label per row{hint}")
+        if per == 1 and _sums_to_one(arranged):
+            found = "its outputs are positive and sum to 1: they are probabilities, and logits are expected"
+            raise InputError("net", found, "Remove the softmax at its end, or return their logarithms")
         return self._with_fields(classes=width // per)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -289,3 +292,8 @@ def entropy_of(p: Tensor) -> Tensor:
 def _binary_entropy(p: Tensor) -> Tensor:
     result: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
     return result
+
+
+def _sums_to_one(output: Tensor) -> bool:
+    tolerance = 4 * output.shape[-1] * torch.finfo(output.dtype).eps if output.is_floating_point() else 0.0
+    return bool((output >= 0).all() & ((output.double().sum(-1) - 1).abs() <= tolerance).all())

@@ -24,13 +24,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from credibly.core.checks import check_integer, check_positive
+from credibly.core.inputs import Inputs, map_inputs
 from credibly.curvature.evidence import fit_own_parameters
 from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Fit, initial
@@ -42,8 +42,9 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.inference.training.trained import Trained
 from credibly.likelihoods import Gaussian, Likelihood, StudentT
-from credibly.networks.dropout_masks import masked_copy
+from credibly.networks.dropout_masks import DROPOUT, masked_copy
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
+from credibly.networks.shared_dropout import shared_dropout
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.posterior.model import Model
 from credibly.priors.elementwise import Normal
@@ -136,9 +137,10 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         frozen = problem.split()
         if frozen is None:
             return True
-        networks = (problem.layout.module, frozen.forward.layout.module)
         try:
-            whole, head = (set(masked_copy(network, self.insert, 0.5)[1]) for network in networks)
+            trial = map_inputs(lambda t: t[:2], problem.sample.x)
+            whole = self._sites(problem.layout.module, trial)
+            head = self._sites(frozen.forward.layout.module, frozen.features(trial))
         except InputError:  # a pattern of `insert` that matches no layer of the head
             return False
         return whole == head
@@ -179,6 +181,9 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
             posterior = method._posterior(problem, network, theta, network.rates, record)
         return posterior
 
+    def _sites(self, module: nn.Module, trial: Inputs) -> set[str]:
+        return set(masked_copy(module, self.insert, 0.5, shared=shared_dropout(module, DROPOUT, trial))[1])
+
     def _check(self, problem: Problem, network: Dropped) -> None:
         if not problem.prior.is_normal or bool((problem.prior.loc[: problem.layout.network_dim] != 0).any()):
             raise InputError("prior", "must be Normal with mean zero for MC-Dropout", "Use priors.Normal(scale)")
@@ -193,7 +198,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
             )
         names = [site.name for site in network.sites]
         for pattern in {pattern for rate in _several(self.rate) if isinstance(rate, Mapping) for pattern in rate}:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(site.matches(pattern) for site in network.sites):
                 raise InputError(
                     "rate", f"pattern {pattern!r} matches no dropout layer", f"They are {', '.join(names)}"
                 )

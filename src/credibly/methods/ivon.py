@@ -5,7 +5,7 @@
     w ~ q;   g_hat = gradient of the mean loss at w, divided by T_lik;   h_hat = g_hat (w - m) / sigma^2
     g <- b1 g + (1 - b1) g_hat
     h <- b2 h + (1 - b2) h_hat + 1/2 (1 - b2)^2 (h - h_hat)^2 / (h + delta)
-    m <- m - lr (g / (1 - b1^t) + delta (m - loc)) / (h + delta)
+    m <- m - lr clip((g / (1 - b1^t) + delta (m - loc)) / (h + delta)),   |clip(.)| <= 0.1 (h + delta)^-1/2
 
 This is natural-gradient descent on the free energy of Bayes by Backprop (Shen et al. 2024). E_q[h_hat] is the diagonal
 of the expected Hessian, so once q has converged its precisions are those of the best Gaussian with independent weights.

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from credibly.core.inputs import to_values
 from credibly.errors import InputError
@@ -32,6 +33,12 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
     calibration by the probability that the prediction gives it. Several heads, with a dict y, have the metrics of each
     as "head.metric", and the joint log_density.
     """
+    if not hasattr(predictive, "log_prob"):
+        found = f"must be a Predictive, got {type(predictive).__name__}"
+        raise InputError("predictive", found, "Evaluate predictions: evaluate(posterior.predict(x), y)")
+    if isinstance(y, (Dataset, DataLoader)):
+        found = f"must hold the targets, got a {type(y).__name__}"
+        raise InputError("y", found, "Predict it, and pass predictive.targets as y")
     if isinstance(predictive, HeadsPredictive):
         joint = {"log_density": float(predictive.log_prob(y).double().mean())}
         return joint | {

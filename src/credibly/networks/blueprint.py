@@ -21,6 +21,7 @@ from torch import nn
 
 from credibly.core.rng import global_stream
 from credibly.errors import InputError, StoreError
+from credibly.networks.held_padding import plain_type
 from credibly.networks.layer_table import LAYERS, SHOWN_BY, TABLE, layer_kind
 
 VERSION = 1
@@ -67,7 +68,8 @@ def _blueprint(module: nn.Module) -> dict[str, Any]:
 def _describe(module: nn.Module, path: str, seen: dict[int, str], owners: dict[int, str]) -> dict[str, Any]:
     if id(module) in seen:
         return {"kind": "same", "as": seen[id(module)]}
-    cls, here = type(module), _label(path, type(module).__name__)
+    cls = plain_type(module)
+    here = _label(path, cls.__name__)
     if cls is nn.Sequential:
         _check_same(module, nn.Sequential(), here, children=False)
         if path.count(".") + 1 >= DEEPEST:
@@ -104,7 +106,7 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str], owners: dict[i
 
 def _check_same(module: nn.Module, fresh: nn.Module, here: str, *, children: bool) -> None:
     """Raise if a layer differs from what its arguments build: hooks, parametrisations, attributes set by hand."""
-    if type(module) is not type(fresh):
+    if plain_type(module) is not type(fresh):
         raise _Undescribable(f"{here} is {type(module).__name__}, but its arguments give {type(fresh).__name__}")
     mine, theirs = vars(module), vars(fresh)
     for name in {**theirs, **mine}:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from credibly.core.inputs import Inputs, call, row_count
+from credibly.core.inputs import Inputs, row_count
 from credibly.errors import InputError
 from credibly.networks.copying import copy_module
-from credibly.networks.layout import is_transposed_linear
+from credibly.networks.fans import is_transposed_linear
+from credibly.networks.shared_dropout import SharedDropout, call_with_hooks, shared_names, start_pass
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -43,6 +43,7 @@ class Site:
             end.
         direct: whether those weights act on the dropped values directly, and on nothing else.
         alpha: whether this is alpha dropout.
+        layer: the dropout layer, if several calls share it and this is one of them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Site:
     weights: tuple[str, ...]
     direct: bool
     alpha: bool = False
+    layer: str | None = None
 
     @property
     def gain(self) -> float:
@@ -60,6 +62,10 @@ class Site:
     def mask(self) -> str:
         """The name of its mask among the network's tensors."""
         return f"{self.name}.mask" if self.name else "mask"
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether a pattern selects this site, by its own name or that of the layer that it shares."""
+        return any(name is not None and fnmatchcase(name, pattern) for name in (self.name, self.layer))
 
 
 class MaskedDropout(nn.Module):
@@ -97,6 +103,7 @@ def masked_copy(
     *,
     include: Sequence[str] = (),
     only: Collection[str] | None = None,
+    shared: Mapping[str, int] | None = None,
 ) -> tuple[nn.Module, dict[str, float]]:
     """Return a copy whose dropout acts through masks, and the rate of each site by the name of the layer with the mask.
 
@@ -107,13 +114,16 @@ def masked_copy(
             is 0 is then not a site.
         include: patterns of the names of layers that are sites even if their own rate is 0.
         only: the names of the layers that may be sites; None for all.
+        shared: the number of calls per forward pass of dropout layers that are called more than once. The calls are
+            sites of their own, named after the layer: "drop.0", "drop.1". By default those in `only`.
     """
     if rate is not None and not 0 < rate < 1:
         raise InputError("rate", f"must be strictly between 0 and 1, got {rate!r}")
     module = copy_module(module)
     rates: dict[str, float] = {}
-    for name, layer in module.named_modules():
-        if type(layer) in DROPOUT and (only is None or name in only):
+    shared = shared_names(module, DROPOUT, only or ()) if shared is None else shared
+    for name, layer in list(module.named_modules()):
+        if type(layer) in DROPOUT and (only is None or name in only or name in shared):
             own = float(layer.p) if rate is None else rate
             if own == 0 and not any(fnmatchcase(name, pattern) for pattern in include):
                 continue
@@ -125,10 +135,17 @@ def masked_copy(
                 "channel_wise": type(layer) in CHANNEL_WISE,
                 "keep": 1 - own,
             }
-            layer.__class__ = MaskedDropout
-            vars(layer).update(attributes)
-            layer.register_buffer("mask", torch.ones(()), persistent=False)
-            rates[name] = own
+            holders = {name: layer}
+            if name in shared:
+                holders = {f"{name}.{i}".lstrip("."): nn.Module() for i in range(shared[name])}
+                layer.__class__, layer.turn = SharedDropout, 0
+                for i, holder in enumerate(holders.values()):
+                    layer.add_module(str(i), holder)
+            for site, holder in holders.items():
+                holder.__class__ = MaskedDropout
+                vars(holder).update(attributes)
+                holder.register_buffer("mask", torch.ones(()), persistent=False)
+                rates[site] = own
     patterns = (insert,) if isinstance(insert, str) else tuple(insert or ())
     candidates = {
         name: layer for name, layer in module.named_modules() if type(layer) in WEIGHTED or is_transposed_linear(layer)
@@ -147,15 +164,29 @@ def masked_copy(
                 layer.__class__ = _masked_class(type(layer))
                 layer.register_buffer("mask", torch.ones(()), persistent=False)
                 rates[name] = 0.05 if rate is None else rate
+    if any(type(layer) is SharedDropout for layer in module.modules()):
+        module.register_forward_pre_hook(start_pass)
     return module, rates
 
 
+def _called_again(module: nn.Module, name: str) -> InputError:
+    owner = name.rpartition(".")[0]
+    if isinstance(module.get_submodule(name), MaskedInput):
+        found = f"layer {name!r}, before which dropout is inserted, is used more than once in a forward pass"
+        return InputError("net", found, "Select other layers by insert=, or use a separate layer for each position")
+    shared = module.get_submodule(owner)
+    calls = len(shared._modules) if type(shared) is SharedDropout else 1
+    found = f"dropout {(owner if calls > 1 else name)!r} is called more often than in the fit ({calls} per pass)"
+    return InputError("net", found, "The number of calls must not depend on the inputs")
+
+
 def find_sites(
-    module: nn.Module, rates: dict[str, float], trial: Inputs
+    module: nn.Module, rates: dict[str, float], trial: Inputs, rowless: list[str] | None = None
 ) -> tuple[tuple[Site, ...], dict[str, tuple[int, ...]]]:
     """Return the dropout sites in the order of a trial forward pass, and the shape of each site's mask per row.
 
-    A layer that the pass does not call is not a site.
+    A layer that the pass does not call is not a site. One that acts on a tensor without rows, such as an embedding of
+    positions, is added to `rowless`, or rejected without such a list.
     """
     rows = row_count(trial)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -169,14 +200,17 @@ def find_sites(
 
     def enter(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if name in rates:
-            order.append(("drop", name))
             x = args[0]
             if name in shapes:
-                found = f"dropout {name!r} is used more than once in a forward pass"
-                raise InputError("net", found, "Use a separate layer for each position")
-            if x.ndim < 2 or x.shape[0] != rows:
+                raise _called_again(module, name)
+            off = x.ndim < 2 or x.shape[0] != rows
+            if off and rowless is not None and isinstance(layer, MaskedDropout) and not layer.alpha:
+                rowless.append(name)
+                return
+            if off:
                 found = f"dropout {name!r} acts on shape {tuple(x.shape)}"
                 raise InputError("net", found, "It needs inputs of shape (rows, features, ...)")
+            order.append(("drop", name))
             wide = bool(getattr(layer, "channel_wise", False)) and x.ndim > 2
             shapes[name] = (x.shape[1], *(1,) * (x.ndim - 2)) if wide else tuple(x.shape[1:])
         if takes(layer):
@@ -194,7 +228,7 @@ def find_sites(
         if name in rates or takes(layer):
             handles.append(layer.register_forward_pre_hook(lambda m, args, name=name: enter(name, m, args)))
             handles.append(layer.register_forward_hook(lambda m, args, out, name=name: leave(name, m, out)))
-    _call_with_hooks(module, trial, handles)
+    call_with_hooks(module, trial, handles)
     sites = []
     for position, (what, name) in enumerate(order):
         if what == "drop":
@@ -205,7 +239,9 @@ def find_sites(
             plain = not any(is_transposed_linear(module.get_submodule(n)) for n in after)
             direct = bool(fed[name]) and once and plain
             alpha = bool(getattr(module.get_submodule(name), "alpha", False))
-            sites.append(Site(name, rates[name], weights, direct, alpha))
+            layer = name.rpartition(".")[0]
+            layer_shared = type(module.get_submodule(layer)) is SharedDropout
+            sites.append(Site(name, rates[name], weights, direct, alpha, layer if layer_shared else None))
     return tuple(sites), shapes
 
 
@@ -226,18 +262,8 @@ def repeated_width(module: nn.Module, first: str, trial: Inputs) -> int:
     leaves = [m for m in module.modules() if not any(True for _ in m.children())]
     handles = [m.register_forward_hook(leave) for m in leaves]
     handles.append(module.get_submodule(first).register_forward_pre_hook(enter))
-    _call_with_hooks(module, trial, handles)
+    call_with_hooks(module, trial, handles)
     return max(1, sum(sizes))
-
-
-def _call_with_hooks(module: nn.Module, trial: Inputs, handles: Sequence[RemovableHandle]) -> None:
-    """Make one forward pass and remove the hooks."""
-    try:
-        with torch.no_grad():
-            call(module, trial)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _input_weights(name: str, layer: nn.Module) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Transformers have all three. timm puts `nn.Dropout(0.0)` everywhere. Hugging Face and timm keep a layer for the dropout
 of attention weights only to read its rate, and pass that to a fused kernel in training mode. Stochastic depth drops
-entire branches. None of these has a mask to set, and none acts in evaluation mode: passes differ by the other layers.
+entire branches. DeBERTa drops relative positions, a tensor without an axis of rows. None of these has a mask to set,
+and none acts in evaluation mode: passes differ by the other layers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 log = logging.getLogger("credibly")
 
-ZERO, UNCALLED, OTHER = "rate 0", "not called", "no layer of torch"
+ZERO, UNCALLED, ROWLESS, OTHER = "rate 0", "not called", "no axis of rows", "no layer of torch"
 
 
 def inactive_dropout(
@@ -23,6 +24,7 @@ def inactive_dropout(
     masked: Collection[str],
     called: Collection[str],
     silenced: Sequence[str] = (),
+    rowless: Collection[str] = (),
 ) -> dict[str, list[str]]:
     """Return the names of modules whose dropout stays off, by the reason; reasons without a module are left out.
 
@@ -32,11 +34,13 @@ def inactive_dropout(
         masked: the dropout layers that got a mask.
         called: those that a forward pass called.
         silenced: modules that apply dropout internally; their rates are zero in the network of a problem.
+        rowless: those that act on a tensor whose first axis is not the rows, such as an embedding of positions.
     """
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in kinds}
     found = {
         ZERO: [name for name, layer in layers.items() if name not in masked and not getattr(layer, "p", 0)],
-        UNCALLED: [name for name in masked if name not in called],
+        UNCALLED: [name for name in masked if name not in called and name not in rowless],
+        ROWLESS: list(rowless),
         OTHER: [
             name or "the network"
             for name, part in module.named_modules()

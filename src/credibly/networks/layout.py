@@ -18,7 +18,11 @@ from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module, forget_results
+from credibly.networks.fans import fan_in
+from credibly.networks.held_padding import hold_padding, release_padding
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
+from credibly.networks.mixed_dtypes import align_dtypes
+from credibly.networks.own_gradients import record_own_gradients
 from credibly.networks.refusals import admit, settle, unwrapped
 from credibly.networks.selection import (
     RANDOM,
@@ -91,7 +95,7 @@ class Layout:
         RANDOM[self.module] = self.random
         self.silenced = _hidden_dropout(module)
         names = names_by_parameter(self.module)
-        fans = _fan_in(self.module)
+        fans = fan_in(self.module)
         parameters = dict(self.module.named_parameters())
         entries, start = [], 0
         for name in matching(names, self.random):
@@ -100,10 +104,13 @@ class Layout:
                 raise InputError("net", f"parameter {name!r} is {dtype}", "Only floating parameters can be random")
             entries.append(Entry(name, shape, start, start + math.prod(shape), fans.get(name, 1), dtype))
             start += math.prod(shape)
+        hold_padding(self.module, {e.name for e in entries})
         self.dtype = joint_dtype([e.dtype for e in entries])
         floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
         self.mixed = len(set(floating)) > 1
-        # The dtype of floating inputs; a problem determines which one a network of several dtypes takes.
+        if self.mixed and min(dtype.itemsize for dtype in floating) == 2:
+            align_dtypes(self.module)
+        # Of floating inputs; a problem determines which one a network of several dtypes takes.
         self.input_dtype = floating[0]
         self.network_dim = start
         for name, shape in (extra or {}).items():
@@ -114,6 +121,7 @@ class Layout:
         self.aliases = {alias: name for name, aliases in names.items() for alias in aliases}
         self.dim = start
         self._sizes = [e.stop - e.start for e in entries]
+        self.own_gradients = False
         self.whole: Layout | None = None
         # Parameters that need memory of their own; set by `Forward`, which runs the network.
         self.apart: frozenset[str] = frozenset()
@@ -129,6 +137,17 @@ class Layout:
         kind = nn.modules.dropout._DropoutNd
         named = (self.whole or self).module.named_modules()
         return [name or type(m).__name__ for name, m in named if isinstance(m, kind) and m.p > 0] + self.silenced
+
+    def record_own_gradients(self) -> None:
+        """Let the network differentiate within its forward pass, also in predictions."""
+        self.own_gradients = True
+        record_own_gradients(self.module)
+
+    def adopt(self, found: Layout) -> None:
+        """Copy what trial passes with another layout of this network have found."""
+        self.input_dtype = found.input_dtype
+        if found.own_gradients:
+            self.record_own_gradients()
 
     def on(self, head: nn.Module) -> Layout:
         """Return this layout for a part of the network that has all random parameters, under the same names."""
@@ -185,8 +204,12 @@ class Layout:
         tensor = output_tensor(out)
         return tensor.to(self.dtype) if self.mixed else tensor
 
-    def write(self, theta: Tensor) -> nn.Module:
-        """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen."""
+    def write(self, theta: Tensor, *, fast: bool = True) -> nn.Module:
+        """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen.
+
+        It is in evaluation mode. Without `fast`, its attention layers do not use torch's inference fast path, which
+        skips hooks and gradients of the layers inside.
+        """
         module = copy_module(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -194,7 +217,9 @@ class Layout:
                 parameters[name].copy_(value)
         for name, parameter in parameters.items():
             parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
-        return module.eval()
+        if fast:
+            release_padding(module.eval())
+        return module
 
     def fixed(self) -> dict[str, Tensor]:
         """Return the parameters that are not random, and the buffers, by name."""
@@ -306,30 +331,6 @@ def _hidden_dropout(module: nn.Module) -> list[str]:
     return [
         name or "the network" for name, m in module.named_modules() if isinstance(m, kinds) and float(m.dropout) > 0
     ]
-
-
-def _fan_in(module: nn.Module) -> dict[str, int]:
-    """Return the number of inputs that each unit sums over, by parameter name; 1 for biases, gains and embeddings."""
-    fans = {}
-    for prefix, part in module.named_modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            # peft looks up the columns of `lora_embedding_A`, like an embedding.
-            looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
-            if parameter.ndim < 2 or looked_up:
-                fans[full] = 1
-            elif is_transposed_linear(part):
-                fans[full] = parameter.shape[0]
-            elif isinstance(part, nn.modules.conv._ConvTransposeNd):
-                fans[full] = math.prod((parameter.shape[0], *parameter.shape[2:])) // part.groups
-            else:
-                fans[full] = math.prod(parameter.shape[1:])
-    return fans
-
-
-def is_transposed_linear(part: nn.Module) -> bool:
-    """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
-    return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
 
 
 def layout_mismatch(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:

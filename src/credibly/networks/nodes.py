@@ -7,6 +7,7 @@ the rows: nodes of a minibatch, of a subset or of a prediction.
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ class Nodes:
         graph: a torch-geometric `Data` object, or the arguments of the network, such as (x, edge_index).
         rows: the labelled nodes, as indices or a boolean mask; None for all of them.
         y: labels of all nodes, or one per row; None takes `graph.y`.
-        arguments: names of the attributes of a `Data` object that the network takes, in order.
+        arguments: names of the attributes of a `Data` object that the network takes, in order. A network whose
+            forward takes a single argument gets such an object, with all of its tensors.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Nodes:
                 found = f"has no tensor {missing[0]!r}"
                 raise InputError("graph", found, "Pass a tuple of the network's arguments, or name them by arguments=")
             given = tuple(getattr(graph, name) for name in arguments)
+        self.whole = None if isinstance(graph, (tuple, list)) else _tensors_of(graph)
+        self.kind = type(graph)
         if not given or not all(isinstance(part, Tensor) for part in given):
             raise InputError("graph", "must be a graph object or a tuple of tensors, such as (x, edge_index)")
         self.graph = given
@@ -76,10 +80,14 @@ class Nodes:
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
         bound = copy.deepcopy(net)
         bound.__class__ = _on_graph(type(net))
-        for i, part in enumerate(self.graph):
+        as_object = self.whole is not None and _takes_one(net)
+        parts = self.whole if self.whole is not None and as_object else dict(enumerate(self.graph))
+        for name, part in parts.items():
             # Not persistent: the graph is data, not a part of the network.
-            bound.register_buffer(f"graph_{i}", part.detach().to(device), persistent=False)
-        bound.graph_parts = len(self.graph)  # type: ignore[assignment]
+            bound.register_buffer(f"graph_{name}", part.detach().to(device), persistent=False)
+        bound.graph_parts = tuple(parts)  # type: ignore[assignment]
+        bound.graph_kind = self.kind if as_object else None  # type: ignore[assignment]
+        bound.graph_nodes = self.count  # type: ignore[assignment]
         return bound
 
     def __repr__(self) -> str:
@@ -95,6 +103,29 @@ def attach_graph(net: Any, data: Any) -> tuple[Any, Any, bool]:
     return bound, (data.rows.to(device), data.y.to(device)), True
 
 
+def _tensors_of(graph: Any) -> dict[str, Tensor]:
+    values = graph.to_dict() if callable(getattr(graph, "to_dict", None)) else vars(graph)
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _made(kind: type, tensors: dict[str, Tensor]) -> Any:
+    """Return a new graph object: the network may change it."""
+    graph = kind()
+    for name, value in tensors.items():
+        setattr(graph, name, value)
+    return graph
+
+
+def _takes_one(net: nn.Module) -> bool:
+    """Return whether the forward pass of a network requires exactly one argument, and takes no further one."""
+    try:
+        parameters = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) == 1 and not any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -107,10 +138,12 @@ def _on_graph(base: type[nn.Module]) -> type[nn.Module]:
 
 def _forward(self: Any, nodes: Tensor) -> Tensor:
     """Return the outputs at these nodes."""
-    graph = [getattr(self, f"graph_{i}") for i in range(self.graph_parts)]
-    output = output_tensor(self._of_all_nodes(*graph))
-    if output.shape[0] != graph[0].shape[0]:
-        found = f"returned shape {tuple(output.shape)} for {graph[0].shape[0]} nodes"
+    parts = {name: getattr(self, f"graph_{name}") for name in self.graph_parts}
+    output = output_tensor(
+        self._of_all_nodes(*([_made(self.graph_kind, parts)] if self.graph_kind else parts.values()))
+    )
+    if output.shape[0] != self.graph_nodes:
+        found = f"returned shape {tuple(output.shape)} for {self.graph_nodes} nodes"
         raise InputError("net", found, "The first axis of its output must be the nodes")
     if nodes.dtype != torch.int64:
         raise InputError("x", f"must be node indices (int64), got {nodes.dtype}", "mask.nonzero().squeeze(1)")

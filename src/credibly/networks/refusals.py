@@ -40,8 +40,13 @@ def unwrapped(net: nn.Module) -> nn.Module:
 
 
 def settle(net: nn.Module) -> None:
-    """Switch off, in place, features for plain training loops: sparse gradients, checkpointing, compiled calls."""
+    """Switch off, in place, features for plain training loops: sparse gradients, checkpointing, compiled calls.
+
+    Also nested tensors, by which encoders return zeros at padded positions in evaluation mode without gradients only.
+    """
     for part in net.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
             part.sparse = False
         for flag in CHECKPOINT_FLAGS:

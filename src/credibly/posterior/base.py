@@ -100,6 +100,14 @@ class Posterior(ABC):
             "Fit BayesByBackprop, Laplace, SWAG or a sampler, whose posteriors offer it",
         )
 
+    def diagnostics(self, x: Any = None, y: Any = None, *, spread: bool = False) -> Any:
+        """Return R-hat, ESS and MCSE of chains; see `DrawsPosterior`. Raise for a posterior without chains."""
+        raise InputError(
+            "diagnostics",
+            f"compares chains, and {self.record.method or self.kind} has none: its draws are independent",
+            "Judge it on held-out rows: credibly.evaluate(posterior.predict(x), y)",
+        )
+
     def calibrate(
         self,
         x: Any,
@@ -287,6 +295,10 @@ class CalibratedPosterior(Posterior):
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draw flat weight vectors, (count, D)."""
         return self.posterior.sample(count, seed=seed)
+
+    def diagnostics(self, x: Any = None, y: Any = None, *, spread: bool = False) -> Any:
+        """Return the diagnostics of the posterior's chains."""
+        return self.posterior.diagnostics(x, y, spread=spread)
 
     def as_prior(self) -> GaussianPrior:
         """Return the posterior as a prior, if it is Gaussian. The calibration is no part of it."""

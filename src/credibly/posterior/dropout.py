@@ -58,7 +58,7 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        module = model.forward_layout.write(theta).requires_grad_(False)
+        module = model.forward_layout.write(theta, fast=False).requires_grad_(False)
         self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}

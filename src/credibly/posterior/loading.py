@@ -105,6 +105,8 @@ def _build(
     row = blank_row(manifest["row"], layout.device)
     if layout.mixed:
         layout.input_dtype = next((t.dtype for _, t in tensors_of(row) if t.is_floating_point()), layout.input_dtype)
+    if manifest.get("own_gradients"):
+        layout.record_own_gradients()
     fixed, tensors = _tensors(folder, manifest, state, layout.device, layout.dtype)
     layout.set_fixed(fixed)
     own = stored_likelihood(manifest["likelihood"], likelihood)

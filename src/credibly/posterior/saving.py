@@ -120,6 +120,7 @@ def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
             "likelihood": to_spec(model.likelihood),
             "precision": model.forward.precision,
             "network": describe_network(model.layout.module),
+            "own_gradients": model.layout.own_gradients,
         }
         if model.frozen is not None:
             facts["frozen_body"] = {"looped": model.forward.looped}

@@ -12,6 +12,8 @@ namespace {
 
 // Values of a job: a multiple of CHUNK, so that the numbers of a position do not depend on the jobs.
 constexpr int64_t JOB = 1 << 15;
+// The largest Newton step of a mean, as in `inference/kernels/ivon.py`.
+constexpr float LIMIT = 0.1f;
 
 int64_t jobs_of(int64_t count) { return (count + JOB - 1) / JOB; }
 
@@ -57,7 +59,9 @@ EXPORTED int64_t gaussian_update(const GaussianUpdate* args) {
       const float next = h + rate * change + 0.5f * rate * rate * change * change / total;
       const float averaged = beta1 * momentum[i] + fresh * g;
       momentum[i] = averaged, curvature[i] = next;
-      mean[i] = m - lr * (averaged * correction + delta * (m - loc)) / (next + delta);
+      const float step = (averaged * correction + delta * (m - loc)) / (next + delta);
+      const float most = LIMIT / std::sqrt(next + delta);
+      mean[i] = m - lr * (step > most ? most : step < -most ? -most : step);
     }
   });
   return 0;

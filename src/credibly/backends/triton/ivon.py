@@ -9,6 +9,8 @@ from torch import Tensor
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 BLOCK = 1024
+# The largest Newton step of a mean, as in `inference/kernels/ivon.py`.
+LIMIT = tl.constexpr(0.1)
 POINTERS = ("mean_ptr", "curvature_ptr", "momentum_ptr", "gradient_ptr", "drawn_ptr")
 
 
@@ -55,7 +57,8 @@ def update_kernel(
     average = beta1 * tl.load(momentum_ptr + i, mask=valid, other=0.0) + (1 - beta1) * g
     tl.store(momentum_ptr + i, average, mask=valid)
     tl.store(curvature_ptr + i, h, mask=valid)
-    tl.store(mean_ptr + i, m - lr * (average * correction + delta * (m - loc)) / (h + delta), mask=valid)
+    step, most = (average * correction + delta * (m - loc)) / (h + delta), LIMIT * tl.rsqrt(h + delta)
+    tl.store(mean_ptr + i, m - lr * tl.minimum(tl.maximum(step, -most), most), mask=valid)
 
 
 def draw(out: Tensor, mean: Tensor, curvature: Tensor, delta: Tensor, n: float, seed: Tensor) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from credibly.forward import Forward
 from credibly.inference.training.objectives import Objective, effective_rows
 from credibly.networks.dropout_masks import DROPOUT, find_sites, masked_copy
 from credibly.networks.inactive_dropout import ZERO, describe_inactive, inactive_dropout, log_inactive
+from credibly.networks.shared_dropout import shared_dropout
 from credibly.problem import Problem
 
 # Forward passes per held-out score, for early stopping and for a grid.
@@ -43,12 +43,16 @@ class Dropped:
         rate: float | None,
         include: Sequence[str] = (),
     ) -> None:
-        self.module, masked = masked_copy(problem.layout.module, insert, rate, include=include)
         trial = map_inputs(lambda t: t[:2], problem.sample.x)
-        self.sites, self.shapes = find_sites(self.module, masked, trial)
+        shared = shared_dropout(problem.layout.module, DROPOUT, trial)
+        self.module, masked = masked_copy(problem.layout.module, insert, rate, include=include, shared=shared)
+        rowless: list[str] = []
+        self.sites, self.shapes = find_sites(self.module, masked, trial, rowless)
+        if not self.sites:
+            find_sites(self.module, masked, trial)
         self.rates = {site.name: site.rate for site in self.sites}
         silenced = problem.layout.silenced
-        self.inactive = inactive_dropout(problem.layout.module, DROPOUT, masked, self.rates, silenced)
+        self.inactive = inactive_dropout(problem.layout.module, DROPOUT, masked, self.rates, silenced, rowless)
         if not self.rates:
             also = f" ({', '.join(silenced)} apply dropout internally, which cannot be controlled)" if silenced else ""
             if not silenced and self.inactive:
@@ -60,7 +64,7 @@ class Dropped:
                 + (", or rate= for the existing layers" if ZERO in self.inactive else ""),
             )
         log_inactive(self.inactive)
-        self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
+        self.inserted = tuple(name for name in self.rates if not _is_dropout(self.module, name))
         self.forward = Forward(
             problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module
         )
@@ -79,7 +83,7 @@ class Dropped:
     def rate_row(self, rate: float | Mapping[str, float] | None) -> list[float]:
         """Return the rate of every site: the given one, that of the first pattern matching its name, or its own."""
         if isinstance(rate, Mapping):
-            found = [[r for pattern, r in rate.items() if fnmatchcase(site.name, pattern)] for site in self.sites]
+            found = [[r for pattern, r in rate.items() if site.matches(pattern)] for site in self.sites]
             return [rates[0] if rates else site.rate for rates, site in zip(found, self.sites)]
         return [rate if rate is not None else site.rate for site in self.sites]
 

@@ -66,6 +66,8 @@ class OnLayers(LayerNoise):
         self.dtype, self.device = problem.layout.dtype, problem.device
         shapes: list[tuple[str, tuple[int, ...], bool]] = []
         self.layers: list[str] = []
+        # Of the noise on each layer: a network may have several dtypes.
+        self.dtypes: list[torch.dtype] = []
         for layer_name, seen in found.items():
             layer: Any = self.module.get_submodule(layer_name) if layer_name else self.module
             self.layers.append(layer_name)
@@ -74,7 +76,8 @@ class OnLayers(LayerNoise):
             if layer.bias is not None:
                 layer.register_buffer("bias_scale", torch.zeros_like(layer.bias))
             for buffer, shape, signs in _noise_shapes(layer, name, seen.output):
-                layer.register_buffer(buffer, torch.zeros(shape, dtype=self.dtype, device=self.device))
+                layer.register_buffer(buffer, torch.zeros(shape, dtype=layer.weight.dtype, device=self.device))
+                self.dtypes.append(layer.weight.dtype)
                 shapes.append((f"{layer_name}.{buffer}".lstrip("."), shape, signs))
         self.shapes = tuple(shapes)
         covered = {f"{layer}.{p}".lstrip(".") for layer in self.layers for p in ("weight", "bias")}
@@ -116,7 +119,8 @@ class OnLayers(LayerNoise):
                     full = f"{layer}.{parameter}" if layer else parameter
                     if full in means:
                         values[full], values[f"{full}_scale"] = means[full], scales[full]
-            values |= {buffer: tensor[0, k] for (buffer, _, _), tensor in zip(self.shapes, noise[1:])}
+            own = zip(self.shapes, self.dtypes, noise[1:])
+            values |= {buffer: tensor[0, k].to(dtype) for (buffer, _, _), dtype, tensor in own}
             output = problem.layout.output(call_with(self.module, values, args, kwargs, self.ties)).unsqueeze(0)
             output = problem.likelihood.arrange(output, 1)
             rows = problem.likelihood.log_prob(output, y, problem.extra(drawn.unsqueeze(0)))
