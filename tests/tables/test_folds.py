@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from conftest import undrawn
-from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.search import choose
 from credibly.tables.choices.table_choice import choose_table
 from credibly.tables.config import Config
 from credibly.tables.files.reading import read_table
