@@ -73,7 +73,8 @@ def run(
 
     credibly predict run/ new.csv --out predictions.csv
 
-    Ctrl-C stops a sampler without losing work: `credibly resume run/` continues it.
+    After Ctrl-C or a lost machine `credibly resume run/` continues, once the model is
+    chosen.
     run/config.toml holds the settings; pass it to --config to reproduce the run.
 
     torchrun --nproc-per-node 4 -m credibly fit ... distributes the work.
@@ -140,7 +141,7 @@ def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
 
             ready = choose_table(prepared, show)
     except KeyboardInterrupt:
-        exit_stopped("nothing was kept")
+        exit_stopped("nothing was kept, since the model was not chosen yet; run the same command again")
     if not quiet and ready is not prepared:
         recipe = ready.recipe
         found = [f"prior scale {recipe.scale:g}", f"hidden {list(recipe.hidden)}", f"inputs {recipe.inputs}"]
