@@ -236,11 +236,15 @@ def describe_table(prepared: Prepared) -> str:
             f"{prepared.config.table}: {len(prepared.train):,} training rows{_evaluation(prepared)}.",
             f"Task: {known.task_reason}.",
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
-            f"{known.inputs} network inputs from {len(known.names)} columns.",
+            f"{_count(known.inputs, 'network input')} from {_count(len(known.names), 'column')}.",
             *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
             *(f"Warning: {warning}." for warning in prepared.warnings),
         ]
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _evaluation(prepared: Prepared) -> str:
