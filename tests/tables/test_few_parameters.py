@@ -10,6 +10,7 @@ import torch
 
 from credibly.tables.choices import search, table_choice
 from credibly.tables.choices.chain_candidates import few_parameters, has_few_parameters
+from credibly.tables.choices.changes import changes_of
 from credibly.tables.choices.rowset import Rowset
 from credibly.tables.choices.search import HMC_PILOT, choose, fit_rows
 from credibly.tables.choices.table_choice import choose_table, starting_recipe
@@ -74,6 +75,12 @@ class TestCandidates:
         assert has_few_parameters(small)
         assert not has_few_parameters(CHAINS)
         line.fitter(120, 3)
+
+    def test_lines_in_time_are_not_lines_in_ranks(self):
+        lines = dataclasses.replace(CHAINS, hidden=())
+        for start, times, quantile in ((CHAINS, True, True), (lines, True, False), (lines, False, True)):
+            tried = [name for change in changes_of(start, rows(times=times), ()) for name, _ in change(start)]
+            assert ("inputs quantile" in tried) == quantile
 
 
 class TestLaterRows:

@@ -204,7 +204,7 @@ class TestChoices:
         assert len(found.candidates) >= 2
 
     def test_large_tables_have_embeddings(self, tmp_path, quick, monkeypatch):
-        monkeypatch.setattr("credibly.tables.choices.table_choice.AFFORDABLE", 1)
+        monkeypatch.setattr("credibly.tables.choices.chain_candidates.AFFORDABLE", 1)
         table = write(columns(300), tmp_path / "t.csv")
         found = choose_table(
             prepare(

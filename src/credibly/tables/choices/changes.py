@@ -72,9 +72,14 @@ def changes_of(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Chang
         found += [_of_chains(_scales), _of_chains(_scales)]
     if free("inputs") and data.numeric:
         encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
-        found.append(
-            _unless_smooth(lambda best: [(f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings])
-        )
+        later = data.rows.times is not None
+
+        def encoded(best: Recipe) -> Iterator[tuple[str, Recipe]]:
+            # A line in the ranks of a column does not continue its trend.
+            kinds = [kind for kind in encodings if kind != "quantile" or best.hidden or not later]
+            yield from ((f"inputs {kind}", dataclasses.replace(best, inputs=kind)) for kind in kinds)
+
+        found.append(_unless_smooth(encoded))
     if not small and data.rows.count > MANY and recipe.settings.get("schedule") == "constant":
         found.append(_of_wide(lambda best: [("falling learning rate", _decayed(best))]))
     if not small and free("embedding", "hidden") and data.numeric:
