@@ -17,15 +17,16 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
+from credibly.cli.fit import describe_table
 from credibly.cli.options import _names
 from credibly.errors import InputError
 from credibly.report.evaluated_rows import origin
 from credibly.report.recommendations import compare_command, refit_command
-from credibly.tables import TableRun
-from credibly.tables.config import read_config
+from credibly.tables import TableRun, prepare
+from credibly.tables.config import Config, read_config
 from credibly.tables.files.reading import read_table
 from credibly.tables.summarise import summarise_targets
-from own_tables import MAP, call, refused
+from own_tables import MAP, call, refused, write
 
 pytestmark = pytest.mark.usefixtures("no_drawing_in_module")
 
@@ -193,3 +194,9 @@ def test_codes_of_missing_values_in_a_file_of_settings_may_be_numbers(tmp_path: 
     (tmp_path / "config.toml").write_text("na = -999\n")
     with pytest.raises(InputError, match="na in config.toml must be of type list, got -999"):
         read_config(tmp_path / "config.toml")
+
+
+def test_one_column_is_one_input(tmp_path):
+    file = write({"x": np.arange(60.0) ** 1.5, "y": np.arange(60.0) % 7 / 3}, tmp_path / "t.csv")
+    described = describe_table(prepare(Config(str(file), "y", tune="none")))
+    assert "1 network input from 1 column." in described.splitlines()

@@ -151,7 +151,7 @@ class TestSamplers:
 
 @pytest.mark.slow
 class TestOthers:
-    def test_ctrl_c_in_training_leaves_nothing(self, tmp_path):
+    def test_ctrl_c_in_a_fold_keeps_the_choice(self, tmp_path):
         write(diabetes(), tmp_path / "house.csv")
         words = ("--method", "ensemble", "--set", "steps=500000", "--hidden", "6")
         with start(
@@ -161,8 +161,9 @@ class TestOthers:
             time.sleep(0.2)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (130, "credibly: stopped; nothing was kept\n")
-        assert names(tmp_path) == ["house.csv"]
+        kept = "stopped; the choice of the model is kept; resume with `credibly resume deep/run`"
+        assert (process.returncode, err) == (130, f"credibly: {kept}\n")
+        assert names(tmp_path) == ["deep", "house.csv"]
 
     def test_killed_in_training_can_be_replaced(self, tmp_path):
         write(diabetes(), tmp_path / "house.csv")
@@ -171,7 +172,6 @@ class TestOthers:
             wait_for((tmp_path / "run" / "training_sample.parquet").exists, process)
             process.kill()
         run = tmp_path / "run"
-        refused(call("resume", run), "Start again", "config.toml", code=1)
         found = call("fit", tmp_path / "house.csv", "--target", "progress", "--out", run, *MAP, "--force", "--quiet")
         assert found.exit_code == 0, found.output
         assert names(tmp_path) == ["house.csv", "run"]
@@ -253,29 +253,55 @@ def ctrl_c():
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_ctrl_c_while_the_folds_are_fitted_leaves_nothing(tmp_path, monkeypatch, ctrl_c, force):
-    """The sampler of a fold keeps no folder to resume from."""
+def test_ctrl_c_while_the_folds_are_fitted_keeps_those_that_are_done(tmp_path, monkeypatch, ctrl_c, force):
     table, run = write(cancer(60), tmp_path / "t.csv"), tmp_path / "run"
     words = ("fit", table, "--target", "benign", "--out", run, "--quiet")
+    whole = tmp_path / "whole"
+    assert call(*words[:5], whole, "--quiet", *without_holdout(HMC)).exit_code == 0
     if force:
         assert call(*words, *MAP).exit_code == 0
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     work = tmp_path / "run.new" if force else run
-    advance, stopped = HMCSampler.advance, []
+    advance, began = HMCSampler.advance, []
 
     def stop(self, until):
         folds = names(work / "folds") if (work / "folds").is_dir() else []
-        if len(folds) == 2 and not stopped:
-            stopped.append(folds)
+        if len(folds) == 2 and not began:
+            began.append(folds)
             signal.raise_signal(signal.SIGINT)
         return advance(self, until)
 
     monkeypatch.setattr(HMCSampler, "advance", stop)
     found = call(*words, *without_holdout(HMC), *(["--force"] if force else []))
-    assert refused(found, code=130) == "credibly: stopped; nothing was kept\n"
-    assert stopped == [["0", "1"]]
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-    assert names(tmp_path) == (["run", "t.csv"] if force else ["t.csv"])
+    kept = f"2 of 5 fits to folds are kept; resume with `credibly resume {work}`"
+    unchanged = f"{run} is unchanged; " if force else ""
+    assert refused(found, code=130) == f"credibly: stopped; {unchanged}{kept}\n"
+    assert began == [["0", "1"]]
+    assert {p: p.read_bytes() for p in before} == before
+    times = {k: (work / "folds" / k / "manifest.json").stat().st_mtime_ns for k in "01"}
+    found = call("resume", work)
+    assert found.exit_code == 0, found.output
+    assert found.stdout.startswith("2 of 5 fits to folds are done.\n")
+    assert {k: (work / "folds" / k / "manifest.json").stat().st_mtime_ns for k in "01"} == times
+    one, other = TableRun.load(whole), TableRun.load(work)
+    assert one.figures == other.figures
+    assert torch.equal(one.model.posterior.draws, other.model.posterior.draws)
+
+
+def test_folds_of_a_table_that_has_changed_are_not_resumed(tmp_path, monkeypatch, ctrl_c):
+    table, run = write(cancer(60), tmp_path / "t.csv"), tmp_path / "run"
+
+    def stop(self, until):
+        if (run / "folds").is_dir():
+            signal.raise_signal(signal.SIGINT)
+        return advance(self, until)
+
+    advance = HMCSampler.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(HMCSampler, "advance", stop)
+        call("fit", table, "--target", "benign", "--out", run, "--quiet", *without_holdout(HMC))
+    write(cancer(61), table)
+    refused(call("resume", run), "cannot be resumed", "has changed since the run", "Start again with", code=1)
 
 
 def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):

@@ -242,9 +242,9 @@ class TestRestarted:
 
     def unfinished(self, folder):
         facts = read_facts(folder)
-        write_facts(
-            folder, {k: v for k, v in facts.items() if k not in ("figures", "ood_levels")} | {"status": "fitting"}
-        )
+        files = {name: digest for name, digest in facts["files"].items() if "manifest" not in name}
+        known = {k: v for k, v in facts.items() if k not in ("figures", "ood_levels")}
+        write_facts(folder, known | {"status": "fitting", "files": files})
 
     def test_a_completed_one_is_reported_again(self, one, place, restarted):
         found = call(*fit("hmc", *HMC, "--json"))
@@ -272,18 +272,20 @@ class TestRestarted:
         assert (again["config"], again["figures"]) == (done["config"], done["figures"])
 
     @pytest.mark.nightly
-    def test_one_stopped_between_its_folds_starts_over(self, place, restarted):
+    def test_one_stopped_between_its_folds_is_resumed(self, place, restarted):
         words = fit("chosen", *CHOSEN)
         assert call(*words).exit_code == 0
         before = cr.load(place / "chosen").draws.clone()
         self.unfinished(place / "chosen")
         for part in ("posterior", "folds/3", "folds/4"):
             shutil.rmtree(place / "chosen" / part)
+        kept = (place / "chosen" / "folds" / "2" / "manifest.json").stat().st_mtime_ns
         assert call(*words).exit_code == 0
+        assert (place / "chosen" / "folds" / "2" / "manifest.json").stat().st_mtime_ns == kept
         assert names(place / "chosen" / "folds") == [str(k) for k in range(5)]
         assert torch.equal(cr.load(place / "chosen").draws, before)
 
-    def test_one_without_draws_starts_over(self, one, place, restarted):
+    def test_one_without_draws_is_fitted(self, one, place, restarted):
         self.unfinished(place / "hmc")
         shutil.rmtree(place / "hmc" / "posterior")
         assert call(*fit("hmc", *HMC)).exit_code == 0

@@ -9,6 +9,7 @@ import pytest
 import credibly as cr
 from credibly import report
 from credibly.report import Column, Page, Section, Table, picture
+from credibly.report.pictures import svg_of
 from html_page import check_self_contained
 
 
@@ -155,3 +156,11 @@ class TestWrite:
             report.write(example("new"), path)
         assert "<title>old</title>" in path.read_text()
         assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_text_without_a_glyph_in_the_fonts_of_matplotlib_is_left_to_the_browser():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().set_title("日付")
+    assert "日付" in svg_of(figure, "picture")

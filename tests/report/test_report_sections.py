@@ -92,11 +92,11 @@ def test_importance_and_effects(name, outputs):
 @NO_DRAWING
 def test_the_guarantee_is_promised_measured_and_qualified():
     facts = facts_of("diabetes", "ensemble")
-    found = {"level": 0.9, "measured": 0.904, "rows": 500, "kind": "cross-conformal prediction"}
+    found = {"level": 0.9, "measured": 0.904, "rows": 500, "kind": "cross-conformal"}
     section = section_of(dataclasses.replace(facts, guarantee=found), "The coverage guarantee")
     assert "Promised 90%, measured 90.4% on 500 rows" in section.findings[0]
     assert section.marks == ("pass",)
-    for word in ("marginal", "exchangeability", "cross-conformal"):
+    for word in ("marginal", "exchangeability", "are calibrated by cross-conformal prediction on 500 rows"):
         assert word in section.text[0]
     low = section_of(dataclasses.replace(facts, guarantee=found | {"measured": 0.8}), "The coverage guarantee")
     assert (low.marks, "outside" in low.findings[0]) == (("warn",), True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -64,6 +65,27 @@ def test_calibrated_predictions_are_good(name, method, times):
 def test_intervals_of_the_wrong_width_are_found(scale, verdicts):
     found = {report.assess(facts).verdict for facts in simulated("diabetes", "hmc", 3, scale=scale, repeats=8)}
     assert found <= verdicts
+
+
+def test_an_input_that_gives_the_target_away_is_a_finding():
+    """However good the metrics are, they are not those of new rows."""
+    facts = next(simulated("diabetes", "hmc", 2, repeats=1))
+    copy = "cost is a copy of the target y; pass --drop cost unless it is known before y is"
+    others = ("city has the same value in every training row and is left out",)
+    assert report.assess(dataclasses.replace(facts, warnings=others)).predictions == "good"
+    for leaks, more in ((1, ""), (2, " (and one more such column)"), (3, " (and 2 more such columns)")):
+        found = report.assess(dataclasses.replace(facts, warnings=(*others, *[copy] * leaks)))
+        assert found.predictions == "use with care"
+        assert found.reasons[0] == (
+            f"An input gives the target away: cost is a copy of the target y{more}. These metrics hold only if it is"
+            " known before the target is."
+        )
+
+
+def test_the_range_of_chance_is_as_precise_as_the_coverage():
+    """A coverage of 95.3 % beside "83% to 95% is within chance" reads as a contradiction."""
+    reasons = report.assess(next(simulated("diabetes", "hmc", 2, repeats=1))).reasons
+    assert any(re.search(r"cover \d+\.\d% .* rows, \d+\.\d% to \d+\.\d% is within chance", one) for one in reasons)
 
 
 def test_a_coverage_of_088_on_154_rows_is_good():

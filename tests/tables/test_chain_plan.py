@@ -12,11 +12,13 @@ import torch
 import credibly as cr
 from credibly.errors import InputError
 from credibly.likelihoods import HeteroscedasticGaussian
-from credibly.tables.choices import chain_plan, search, table_choice
+from credibly.tables.choices import chain_plan, changes, search, table_choice
 from credibly.tables.choices.array_table import ArrayTable, ArrayTargets
 from credibly.tables.choices.chain_plan import ChainPlan, plan_chains
+from credibly.tables.choices.changes import MANY, UNSTOPPED, changes_of
 from credibly.tables.choices.fallback import Comparison, FoldFits, compare
-from credibly.tables.choices.search import MANY, UNSTOPPED, Rowset, choose
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.search import choose
 from credibly.tables.choices.table_choice import choose_table, small_ensemble, starting_recipe
 from credibly.tables.config import Config, read_config, write_config
 from credibly.tables.folds import fit_folds, fold_method
@@ -176,7 +178,7 @@ class TestFallback:
         monkeypatch.setattr(search, "HMC_PILOT", QUICK)
         monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
-        monkeypatch.setattr(search, "affordable_members", lambda rows, inputs: 0)
+        monkeypatch.setattr(changes, "affordable_members", lambda rows, inputs: 0)
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
         monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))
@@ -251,12 +253,12 @@ class TestFallback:
         assert sorted(ours.for_final_fit()) == [0, 1, 2]
         assert not theirs.for_final_fit()
 
-    def test_later_rows_are_one_comparison(self, table):
-        """With times there is one split instead of folds."""
+    def test_later_rows_are_compared_several_times_over(self, table):
+        """With times there is one split instead of folds, and its comparison would depend on one extrapolation."""
         config = Config(str(table), "y", time="a", method="map", hidden=(), tune="none", settings={"steps": 5})
         fits, others = FoldFits(prepare(config)), FoldFits(prepare(config))
         assert compare(fits, others) == Comparison(0.0, 0.0)
-        assert sorted(fits.posteriors) == [0]
+        assert sorted(fits.posteriors) == [0, 1, 2]
 
     def test_fits_to_folds_are_those_of_the_final_fit(self, table, tmp_path):
         chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
@@ -353,8 +355,8 @@ class TestSmooth:
                 task, (256, 256), noise=noise, method="ensemble", embedding=True, settings=LONG, prior_scale=3.0
             )
             recipe = dataclasses.replace(start, inputs="quantile")
-            changes = search._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), fixed)
-            made.append([one for change in changes for name, one in change(recipe) if "smooth" in name])
+            variants = changes_of(recipe, Rowset(x, y, (0, 1), Rows(200)), fixed)
+            made.append([one for change in variants for name, one in change(recipe) if "smooth" in name])
         (free,) = made[0]
         assert (free.hidden, free.embedding, free.inputs, free.scale) == ((16, 16), False, "standard", 2.0)
         assert free.settings["members"] == 10

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from conftest import undrawn
-from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.search import choose
 from credibly.tables.choices.table_choice import choose_table
 from credibly.tables.config import Config
 from credibly.tables.files.reading import read_table
@@ -203,7 +204,7 @@ class TestChoices:
         assert len(found.candidates) >= 2
 
     def test_large_tables_have_embeddings(self, tmp_path, quick, monkeypatch):
-        monkeypatch.setattr("credibly.tables.choices.table_choice.AFFORDABLE", 1)
+        monkeypatch.setattr("credibly.tables.choices.chain_candidates.AFFORDABLE", 1)
         table = write(columns(300), tmp_path / "t.csv")
         found = choose_table(
             prepare(

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 import credibly as cr
+from credibly.export.columns import ScalingGraph
 from credibly.tables import Config, TableRun, fit_table, prepare
 from credibly.tables.columns.scaling import FEW, KINDS, InputScaling
 from credibly.tables.files.reading import read_table
@@ -30,6 +31,16 @@ def test_skewed_columns_become_normal(x):
     assert stats.kstest(out[:, 0], "norm").statistic < 0.02
     np.testing.assert_array_equal(out[:, 1:], x[:, 1:].astype(np.float32))
     assert len(np.unique(x[:, 1])) <= FEW
+
+
+def test_clipped_inputs_stay_within_the_training_range(x):
+    scaling = InputScaling.fit("clipped", x, (0,))
+    np.testing.assert_array_equal(scaling(x), x.astype(np.float32))
+    beyond = np.array([[-50.0, 9.0, 0.5], [50.0, -9.0, 1.0]])
+    low, high = x.min(0), x.max(0)
+    np.testing.assert_allclose(scaling(beyond), np.clip(beyond, low, high), rtol=1e-6)
+    inputs = torch.from_numpy(beyond.astype(np.float32))
+    np.testing.assert_array_equal(ScalingGraph(scaling)(inputs).numpy(), scaling(beyond.astype(np.float32)))
 
 
 def test_the_order_is_kept_also_beyond_the_training_rows(x):

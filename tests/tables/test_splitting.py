@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 import credibly as cr
 from credibly.tables.config import Config
 from credibly.tables.prepared import prepare
-from credibly.tables.splitting import FOLDS, LATEST, Rows, check_groups, folds_of, held_out_split, requested_split
+from credibly.tables.splitting import (
+    FOLDS,
+    LATEST,
+    Rows,
+    check_groups,
+    choice_folds,
+    folds_of,
+    held_out_split,
+    requested_split,
+)
 from own_tables import write
 
 
@@ -53,6 +62,30 @@ def test_later_rows_are_predicted_from_earlier_ones():
     ((fitted, predicted),) = folds_of(Rows(100, times=times), 0)
     assert len(predicted) == LATEST * 100
     assert times[fitted].max() < times[predicted].min()
+
+
+@given(times=st.lists(st.integers(0, 40), min_size=20, max_size=120).filter(lambda t: sorted(t)[len(t) // 2] > min(t)))
+def test_a_choice_predicts_later_rows_several_times_over(times):
+    folds = choice_folds(Rows(len(times), times=np.array(times, float)), 0, 4)
+    assert 1 <= len(folds) <= 4
+    when, before = np.array(times), np.inf
+    for fitted, predicted in folds:
+        assert when[fitted].max() < when[predicted].min()
+        assert when[predicted].max() < before
+        # All rows before these are fitted.
+        assert len(fitted) == (when < when[predicted].min()).sum()
+        before = when[predicted].min()
+
+
+def test_a_choice_without_times_has_the_folds_of_the_table():
+    for ours, theirs in zip(choice_folds(Rows(50), 3, 4), folds_of(Rows(50), 3, 4), strict=True):
+        np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_distinct_times_have_parts_of_equal_size():
+    folds = choice_folds(Rows(200, times=np.arange(200.0)), 0, 4)
+    assert [len(predicted) for _, predicted in folds] == [30, 30, 30, 30]
+    assert [len(fitted) for fitted, _ in folds] == [170, 140, 110, 80]
 
 
 def test_rows_of_the_same_time_stay_together():

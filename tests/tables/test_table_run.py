@@ -360,10 +360,16 @@ class TestRuns:
             TableRun.load(tmp_path / "run")
         done = resume_table(tmp_path / "run")  # all draws were there
         assert done.figures == house.figures
-        write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
+        facts = read_facts(tmp_path / "run")
+        files = {name: digest for name, digest in facts["files"].items() if "manifest" not in name}
+        write_facts(tmp_path / "run", facts | {"status": "fitting", "files": files})
         shutil.rmtree(tmp_path / "run" / "posterior")
-        with pytest.raises(StoreError, match="is not finished. Start again with `credibly fit --config"):
+        with pytest.raises(StoreError, match="is not finished. Resume it with `credibly resume"):
             TableRun.load(tmp_path / "run")
+        assert resume_table(tmp_path / "run").figures == house.figures
+        # Killed before the files of the folder were complete.
+        write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting", "files": {}})
+        shutil.rmtree(tmp_path / "run" / "posterior")
         with pytest.raises(StoreError, match="Start again with `credibly fit --config"):
             resume_table(tmp_path / "run")
 

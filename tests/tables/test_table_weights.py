@@ -12,7 +12,8 @@ from conftest import undrawn
 from credibly.tables import Config, prepare, tuning
 from credibly.tables.choices import search
 from credibly.tables.choices.fallback import FoldFits, compare
-from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.search import choose
 from credibly.tables.config import read_config
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows

@@ -102,6 +102,7 @@ def test_what_is_left_out_and_why() -> None:
         nothing=pa.nulls(60, pa.float64()),
         blank=pa.array([""] * 60),
         code=[f"id-{i}" for i in range(60)],
+        comment=[f"the room number {i} was cold" for i in range(60)],
         number=np.arange(60.0),
         flag=pa.array([None, 1.0] * 30),
         noise=1 + np.arange(60) % 2 * 1e-16,
@@ -119,6 +120,8 @@ def test_what_is_left_out_and_why() -> None:
     assert "60 distinct values in 60 cells" in reported["code"][1]
     assert "identifier" in reported["code"][1]
     assert "--drop" in reported["code"][1]
+    assert reported["comment"][0] == "left out"
+    assert reported["comment"][1].startswith("looks like free text: 60 distinct values in 60 cells")
     assert reported["number"][0] == "numeric"
     assert "row number" in reported["number"][1]
     assert reported["unwanted"] == ("dropped", "as requested")

@@ -73,7 +73,8 @@ def run(
 
     credibly predict run/ new.csv --out predictions.csv
 
-    Ctrl-C stops a sampler without losing work: `credibly resume run/` continues it.
+    After Ctrl-C or a lost machine `credibly resume run/` continues, once the model is
+    chosen.
     run/config.toml holds the settings; pass it to --config to reproduce the run.
 
     torchrun --nproc-per-node 4 -m credibly fit ... distributes the work.
@@ -140,7 +141,7 @@ def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
 
             ready = choose_table(prepared, show)
     except KeyboardInterrupt:
-        exit_stopped("nothing was kept")
+        exit_stopped("nothing was kept, since the model was not chosen yet; run the same command again")
     if not quiet and ready is not prepared:
         recipe = ready.recipe
         found = [f"prior scale {recipe.scale:g}", f"hidden {list(recipe.hidden)}", f"inputs {recipe.inputs}"]
@@ -235,11 +236,15 @@ def describe_table(prepared: Prepared) -> str:
             f"{prepared.config.table}: {len(prepared.train):,} training rows{_evaluation(prepared)}.",
             f"Task: {known.task_reason}.",
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
-            f"{known.inputs} network inputs from {len(known.names)} columns.",
+            f"{_count(known.inputs, 'network input')} from {_count(len(known.names), 'column')}.",
             *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
             *(f"Warning: {warning}." for warning in prepared.warnings),
         ]
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _evaluation(prepared: Prepared) -> str:

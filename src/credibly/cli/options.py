@@ -31,7 +31,7 @@ CHOICES = {
     "--task": ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival"),
     "--class-weight": ("balanced",),
     "--transform": ("auto", "none", "log", "log1p", "power", "logit"),
-    "--inputs": ("auto", "standard", "quantile", "categories"),
+    "--inputs": ("auto", "standard", "quantile", "categories", "clipped"),
     "--tune": ("folds", "none", "rows", "evidence"),
 }
 

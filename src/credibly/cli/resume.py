@@ -97,16 +97,20 @@ def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:
     from credibly.cli.fit import report_run
     from credibly.storage.manifest import parse_manifest
     from credibly.storage.sealed import read_facts
+    from credibly.tables.folder import saved_folds
     from credibly.tables.run import resume_table
 
     silent = quiet or as_json
-    inner, complete = folder / "posterior", read_facts(folder)["status"] == "complete"
+    inner, facts = folder / "posterior", read_facts(folder)
+    complete = facts["status"] == "complete"
     if not silent:
         if complete:
             echo("The run is already complete.")
         elif inner.is_dir() and _is_resumable(manifest := parse_manifest(inner)):
             echo(_describe(manifest))
             echo(_progress(manifest))
+        elif not inner.is_dir():
+            echo(f"{saved_folds(folder, facts)} of {_count(facts['folds'], 'fit')} to folds are done.")
     report_run(resume_table(folder, progress=False if silent else None), quiet=quiet, as_json=as_json, open_page=False)
 
 
@@ -168,6 +172,8 @@ def _stopped(folder: Path, script: str | None) -> str:
     try:
         manifest = resumable_manifest(folder / "posterior" if (folder / "table.json").is_file() else folder)
     except StoreError:
+        if (folder / "table.json").is_file():
+            return f"stopped. Finished fits to folds are kept; resume with `{shlex.join(command)}`"
         return "stopped."
     at = manifest.get("progress", {})
     done = "Nothing is lost"

@@ -106,6 +106,8 @@ class ScalingGraph(nn.Module):
             values, points = x[:, column].double(), getattr(self, f"points{number}")
             if self.scaling.kind == "quantile":
                 parts[column] = _normal_scores(values, points, getattr(self, f"scores{number}")).to(torch.float32)
+            elif self.scaling.kind == "clipped":
+                parts[column] = values.clamp(points[0], points[1]).to(torch.float32)
             else:
                 reach = 1e-4 * float(np.diff(np.array(self.scaling.points[number])).min())
                 parts += ((values.unsqueeze(1) - points).abs() <= reach).to(torch.float32).unbind(1)

@@ -59,7 +59,7 @@ def coverage(facts: FitSummary) -> Finding | None:
     what = "90% intervals" if regression else "90% prediction sets"
     low, high = binomial_range(LEVEL, n)
     below, above = binomial_tails(round(observed * n), n, LEVEL)
-    chance = f"with {n:,} rows, {low:.0%} to {high:.0%} is within chance"
+    chance = f"with {n:,} rows, {low:.1%} to {high:.1%} is within chance"
     if below < CHANCE:
         advice = (*use_heteroscedastic_noise(facts), *use_sampling(facts))
         if LEVEL - observed <= NEGLIGIBLE:

@@ -26,12 +26,25 @@ from credibly.report.page import Recommendation
 from credibly.report.recommendations import compare_command, refit_command, use_sampling
 from credibly.report.row_statistics import log_density_per_row, ood_auroc, standard_error
 from credibly.report.significance import binomial_range
+from credibly.tables.columns.leaks import leak_in
 from credibly.tables.fit_summary import FitSummary
 
 FEW_HELD_OUT, ENOUGH_HELD_OUT = 30, 100
 FEW_ROWS, ENOUGH_ROWS = 30, 100
 # Standard errors by which a fit must be behind the baseline to be called worse than it.
 WORSE = 3.0
+
+
+def given_away(facts: FitSummary) -> Finding | None:
+    """Check that no input gives the target away."""
+    found = [leak for leak in map(leak_in, facts.warnings) if leak is not None]
+    if not found:
+        return None
+    more = f" (and {len(found) - 1} more such columns)" if len(found) > 2 else ""
+    more = " (and one more such column)" if len(found) == 2 else more
+    unless = "These metrics hold only if it is known before the target is."
+    text = f"An input gives the target away: {found[0]}{more}. {unless}"
+    return Finding(WARN, text, (Recommendation("Leave out inputs that are known only after the target."),))
 
 
 def held_out_rows(facts: FitSummary) -> Finding | None:
@@ -141,6 +154,7 @@ def unusual_inputs(facts: FitSummary) -> Finding | None:
 
 # Checks of the predictions, in the order in which findings of the same severity are shown.
 CHECKS = (
+    given_away,
     held_out_rows,
     baseline,
     coverage,

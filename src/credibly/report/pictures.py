@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,9 @@ def svg_of(figure: Figure, name: str) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "svg.id": None}):
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "svg.id": None}), warnings.catch_warnings():
+        # Text stays text, and the browser has fonts for what matplotlib's lack.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=no_metadata, dpi=110)
     text = buffer.getvalue()

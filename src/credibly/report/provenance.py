@@ -28,7 +28,7 @@ def guarantee_section(facts: FitSummary) -> Section | None:
     low, high = binomial_range(level, rows)
     inside = "within" if low <= measured <= high else "outside"
     text: tuple[str, ...] = (
-        f"The {what} are calibrated by {found.get('kind', 'conformal prediction')} on {rows:,} rows, which guarantees "
+        f"The {what} are calibrated by {found.get('kind', 'conformal')} prediction on {rows:,} rows, which guarantees "
         f"their coverage on average over new rows. The guarantee is marginal: it holds over all rows together, not for "
         f"every group or every value of a column. {_exchangeability(facts)}",
     )

@@ -16,6 +16,10 @@ from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.storage.replacing import recover, remove_leftovers, replace_folder
 from credibly.storage.run_folder import RunFolder, resume_command
+from credibly.storage.sealed import parse_facts
+
+# Subfolder of the posteriors of the folds.
+FOLDS = "folds"
 
 
 def check_out(folder: Path, force: bool) -> None:
@@ -67,6 +71,10 @@ def new_run(folder: Path) -> Iterator[Path]:
             yield work
     except BaseException as error:
         how = f"resume with {resume_command(os.fspath(work))}"
+        stopped = isinstance(error, (KeyboardInterrupt, PeerError))
+        if stopped and not (work / "posterior").exists() and (kept := _before_the_fit(work)):
+            how = f"{kept}; {how}"
+            _raise_kept(error, work, f"{folder} is unchanged; {how}" if replaces else how)
         if _resumable(work, isinstance(error, (Interrupted, PeerError))):
             _raise_kept(error, work, f"{folder} is unchanged; {how}" if replaces else how)
         shutil.rmtree(work, ignore_errors=True)
@@ -83,7 +91,7 @@ def new_run(folder: Path) -> Iterator[Path]:
                 " nothing was kept"
             ) from error
         if isinstance(error, Interrupted):
-            # Raised by the sampler of a fold, whose message is about draws that no longer exist.
+            # Its message is about draws that no longer exist.
             raise KeyboardInterrupt from error
         raise
     if replaces:
@@ -136,6 +144,33 @@ def _resumable(folder: Path, begun: bool) -> bool:
     except StoreError:
         return False
     return begun or is_complete(manifest) or manifest.get("state") is not None
+
+
+def _before_the_fit(folder: Path) -> str:
+    """Describe what a fit has that was stopped before its final part; empty if there is nothing worth keeping."""
+    try:
+        facts = parse_facts(folder)
+    except StoreError:
+        return ""
+    done = saved_folds(folder, facts)
+    if not facts["files"] or not (done or facts["candidates"]):
+        return ""
+    parts = ["the choice of the model"] if facts["candidates"] else []
+    parts += [f"{done} of {facts['folds']} fits to folds"] if done else []
+    return f"{' and '.join(parts)} {'is' if len(parts) == 1 and not done else 'are'} kept"
+
+
+def saved_folds(folder: Path, facts: dict[str, Any]) -> int:
+    """Return the number of folds whose fits are complete."""
+    return sum(is_saved(folder / FOLDS / str(k)) for k in range(facts["folds"]))
+
+
+def is_saved(posterior: Path) -> bool:
+    """Return whether a folder holds a complete posterior."""
+    try:
+        return is_complete(parse_manifest(posterior))
+    except StoreError:
+        return False
 
 
 def is_complete(manifest: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.loading import load
 from credibly.predictive.base import Predictive
 from credibly.predictive.joined import JoinedPredictive
+from credibly.tables.folder import FOLDS, is_saved
 from credibly.tables.model import Array, TableModel
 from credibly.tables.prepared import Prepared
 from credibly.tables.threads import threads_for
 
-FOLDER = "folds"
 # Maximum number of predicted rows that are stored, for metrics, plots and the guarantee.
 MOST = 5_000
 
@@ -41,22 +42,27 @@ def fold_rows(prepared: Prepared) -> tuple[Array, Array]:
 
 
 def fit_folds(prepared: Prepared, folder: Path, progress: bool | None) -> None:
-    """Fit every fold and store the posteriors, numbered, in `folder/folds`."""
+    """Fit every fold and store the posteriors, numbered, in `folder/folds`. Those that are there already are kept."""
     everyone, count = world.current(), len(prepared.splits)
     if not count:
         return
     with Progress("cross-validation" if count > 1 else "fit without the held-out rows", count, progress) as line:
         for k, (fitted, _) in enumerate(prepared.splits):
             line.update(k, final=True)
+            place = folder / FOLDS / str(k)
+            if everyone.gather(everyone.leader and is_saved(place))[0]:
+                continue
             posterior = prepared.fold_fits.get(k)
             if posterior is None:
                 problem, method = prepared.completed_problem(fitted), fold_method(prepared.method, count)
                 with torch_threads(threads_for(problem, method)):
                     posterior = method.fit(problem, seed=prepared.config.seed, progress=False)
             if everyone.leader:
-                (folder / FOLDER).mkdir(exist_ok=True)
+                # Of a process that was killed while it wrote.
+                shutil.rmtree(place, ignore_errors=True)
+                place.parent.mkdir(exist_ok=True)
                 with world.alone():
-                    posterior.save(folder / FOLDER / str(k))
+                    posterior.save(place)
             everyone.barrier()
         line.update(count, final=True)
 
@@ -83,7 +89,7 @@ def fold_method(method: Method, folds: int) -> Method:
 
 def load_folds(folder: Path, count: int) -> tuple[Posterior, ...]:
     """Load the posteriors of the folds."""
-    return tuple(load(folder / FOLDER / str(k)) for k in range(count))
+    return tuple(load(folder / FOLDS / str(k)) for k in range(count))
 
 
 def predict_unseen(model: TableModel, inputs: Array, fold: Array) -> Predictive:

@@ -21,7 +21,8 @@ from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
 from credibly.tables.cells.conventions import Conventions
-from credibly.tables.choices.search import MANY, Rowset
+from credibly.tables.choices.changes import MANY
+from credibly.tables.choices.rowset import Rowset
 from credibly.tables.columns.roles import group_values, time_values
 from credibly.tables.columns.screening import screen
 from credibly.tables.config import Config, as_options

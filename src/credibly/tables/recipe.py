@@ -111,6 +111,11 @@ class Recipe:
         logits = self.task in ("classification", "ordinal", "proportion")
         return self.prior_scale if self.prior_scale is not None else 2.0 if logits else 1.0
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled sampler has the likelihood; with others a gradient takes several times as long."""
+        return self.task == "classification" or (self.task == "regression" and self.noise not in HEAVY)
+
     def likelihood(self, classes: int | None = None, targets: int = 1) -> Likelihood:
         """Return the likelihood for the given number of classes, or of real targets with a learned scale each."""
         if self.task == "classification":

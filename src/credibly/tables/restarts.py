@@ -10,7 +10,6 @@ from pathlib import Path
 from credibly.distributed import world
 from credibly.distributed.world import World
 from credibly.errors import StoreError
-from credibly.storage.manifest import parse_manifest
 from credibly.storage.replacing import replace_folder
 from credibly.storage.sealed import read_facts
 from credibly.tables.folder import check_out, is_table_run, staging_folder
@@ -81,9 +80,7 @@ def _begun_fit(prepared: Prepared, folder: Path, force: bool) -> Path | None:
         return None
     if facts.get("requested") != requested_config(prepared):
         return None
-    try:
-        parse_manifest(place / "posterior")
-    except StoreError:
+    if not facts["files"]:
         shutil.rmtree(place, ignore_errors=True)
         return None
     return place

@@ -8,14 +8,15 @@
     run/training_sample.parquet  some of the training rows, for plots and missing cells
     run/report.html, run/results.json
 
-Everything but the posterior is written before the fit, so that a sampler can be resumed. A fit that cannot be resumed
-leaves nothing behind.
+Everything but the posteriors is written before the fit, so that it can be resumed: without the folds that are there,
+and the final fit from its last checkpoint. A fit that cannot be resumed leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from credibly.core.files import fsync_file, fsync_folder, write_atomic
 from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
-from credibly.errors import StoreError
+from credibly.errors import InputError, StoreError
 from credibly.methods.resuming import resume_with_problem
 from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.loading import load
@@ -43,16 +44,17 @@ from credibly.storage.run_folder import resume_command
 from credibly.storage.sealed import read_facts, sealed_files, write_facts
 from credibly.tables.config import Config, write_config
 from credibly.tables.folder import (
+    FOLDS,
     check_out,
     explain_disk_errors,
     is_complete,
     new_run,
 )
-from credibly.tables.folds import FOLDER, fit_folds, fold_rows, load_folds, predict_unseen
+from credibly.tables.folds import fit_folds, fold_rows, load_folds, predict_unseen
 from credibly.tables.guarantee import calibration_of, guarantee_facts
 from credibly.tables.model import TableModel, quantile_levels
 from credibly.tables.preparation import Preparation
-from credibly.tables.prepared import Prepared, requested_config, stored_config
+from credibly.tables.prepared import Prepared, prepare, requested_config, stored_config
 from credibly.tables.stored_rows import stored_rows
 from credibly.tables.targets.metrics import target_metrics
 from credibly.tables.threads import threads_for
@@ -77,7 +79,7 @@ REFERENCE = 20
 def fit_table(
     prepared: Prepared, out: str | os.PathLike[str], *, force: bool = False, progress: bool | None = None
 ) -> TableRun:
-    """Fit a prepared table into a run folder. An interrupted sampler can be resumed; other methods leave nothing.
+    """Fit a prepared table into a run folder. An interrupted fit can be resumed once a fold or a choice is kept.
 
     With many processes all of them fit, and the leader writes the folder.
     """
@@ -90,12 +92,7 @@ def fit_table(
         if everyone.leader:
             _begin(prepared, made)
         work = Path(everyone.gather(os.fspath(made))[0])
-        fit_folds(prepared, work, progress)
-        with torch_threads(threads_for(prepared.problem, prepared.method)):
-            problem = prepared.completed_problem()
-            posterior = prepared.method.fit(
-                problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
-            )
+        posterior = _fit(prepared, work, progress)
         if everyone.leader:
             with world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
                 run = _finish(work, posterior, time.perf_counter() - started)
@@ -111,16 +108,18 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
     if everyone.gather(facts["status"])[0] == "complete":
         return TableRun.load(folder)
     inner = folder / "posterior"
-    if not inner.exists():
-        raise StoreError(
-            f"path: {os.fspath(path)!r} was stopped before there was anything to resume. Start again with `credibly fit"
-            f" --config {folder / 'config.toml'} --out NEW`"
-        )
     posterior: Posterior
     # The same number of threads as before: another one would round differently.
     with torch_threads(facts["threads"]), explain_disk_errors(folder):
-        ended = everyone.gather(is_complete(parse_manifest(inner)))[0]
-        posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
+        if not everyone.gather((inner / "manifest.json").exists())[0]:
+            # Stopped in its folds, after everything had been chosen.
+            if everyone.leader:
+                shutil.rmtree(inner, ignore_errors=True)
+            everyone.barrier()
+            posterior = _fit(_prepared_again(folder, facts), folder, progress)
+        else:
+            ended = everyone.gather(is_complete(parse_manifest(inner)))[0]
+            posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
         with explain_disk_errors(folder), world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
@@ -144,10 +143,7 @@ class TableRun:
         folder, name = Path(path), os.fspath(path)
         facts = read_facts(folder)
         if facts["status"] != "complete":
-            advice = f"Resume it with {resume_command(name)}"
-            if not (folder / "posterior").exists():
-                advice = f"Start again with `credibly fit --config {folder / CONFIG} --out NEW`"
-            raise StoreError(f"path: the fit in {name!r} is not finished. {advice}")
+            raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
         with as_store_errors(f"path: table.json of {name!r}"):
             return cls._build(folder, facts)
 
@@ -192,6 +188,25 @@ class TableRun:
     def sample(self) -> Table:
         """Return a sample of the training rows."""
         return stored_rows(self.path, TRAINING_SAMPLE, self.model.preparation, _sampled(self.facts["rows"]))
+
+
+def _fit(prepared: Prepared, folder: Path, progress: bool | None) -> Posterior:
+    """Fit the folds that are not in the folder yet, and all rows."""
+    fit_folds(prepared, folder, progress)
+    with torch_threads(threads_for(prepared.problem, prepared.method)):
+        problem = prepared.completed_problem()
+        return prepared.method.fit(problem, seed=prepared.config.seed, out=folder / "posterior", progress=progress)
+
+
+def _prepared_again(folder: Path, facts: dict[str, Any]) -> Prepared:
+    """Return the table of a run whose choices are stored. Raise if its file has changed since."""
+    again = f"Start again with `credibly fit --config {folder / CONFIG} --out NEW`"
+    if not facts["files"]:
+        raise StoreError(f"path: {os.fspath(folder)!r} was stopped before there was anything to resume. {again}")
+    try:
+        return prepare(config_of(facts))
+    except InputError as error:
+        raise StoreError(f"path: {os.fspath(folder)!r} cannot be resumed ({error}). {again}") from error
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
@@ -254,7 +269,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
         "calibration": None if calibration is None else calibration.to_dict(),
         "guarantee": guarantee_facts(calibration, predictive, y, fold),
     }
-    manifests = ["posterior/manifest.json", *(f"{FOLDER}/{k}/manifest.json" for k in range(facts["folds"]))]
+    manifests = ["posterior/manifest.json", *(f"{FOLDS}/{k}/manifest.json" for k in range(facts["folds"]))]
     facts["files"] = {**facts["files"], **sealed_files(folder, manifests)}
     write_facts(folder, facts)
     return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels, calibration=calibration))

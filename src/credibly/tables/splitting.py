@@ -18,8 +18,8 @@ from credibly.errors import InputError
 Array = npt.NDArray[Any]
 
 FOLDS = 5
-# Fraction of the latest rows that is predicted if rows have times.
-LATEST = 0.2
+# With times: fraction of the latest rows that is predicted, and of each part that a choice predicts from earlier rows.
+LATEST, PART = 0.2, 0.15
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,25 @@ def folds_of(rows: Rows, seed: int, folds: int = FOLDS) -> list[tuple[Array, Arr
         dealt = order[np.argsort(strata[order], kind="stable")]
         fold[dealt] = np.arange(rows.count) % folds
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
+
+
+def choice_folds(rows: Rows, seed: int, folds: int = FOLDS) -> list[tuple[Array, Array]]:
+    """Return the (fitted, predicted) row indices of the folds that a choice is made by.
+
+    Without times these are `folds_of`. With times, up to `folds` parts are predicted in turn, the latest first, each
+    from all rows before it: what extrapolates well once may do so by chance. The first rows are never predicted.
+    """
+    if rows.times is None:
+        return folds_of(rows, seed, folds)
+    ends = np.sort(rows.times)
+    found, before = [], np.inf
+    for k in range(1, min(folds, round((1 - PART) / PART) - 1) + 1):
+        first = ends[min(rows.count - 1, round((1 - k * PART) * rows.count))]
+        fitted, predicted = rows.times < first, (rows.times >= first) & (rows.times < before)
+        if fitted.any() and predicted.any():
+            found.append((np.flatnonzero(fitted), np.flatnonzero(predicted)))
+            before = first
+    return found or [held_out_split(rows, LATEST, seed)]
 
 
 def held_out_split(rows: Rows, fraction: float, seed: int) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from credibly.tables.choices.search import Rowset
+from credibly.tables.choices.rowset import Rowset
 from credibly.tables.config import Config
 
 Array = npt.NDArray[Any]

@@ -30,8 +30,8 @@ from credibly.tables.threads import threads_for
 
 # Rows times multiplications times gradients of the chains: about 100 processor seconds.
 WORK = 2.0e12
-# Fixed cost of a gradient, however small the table, in rows times multiplications.
-OVERHEAD = 100_000
+# Fixed cost of a gradient, however small the table, in rows times multiplications: in compiled code, and by autograd.
+OVERHEAD, AUTOGRAD = 100_000, 1_500_000
 # Settings by which a user determines the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
 # Whole trajectories. Truncated ones are random walks where the posterior is narrow.
@@ -113,7 +113,7 @@ class _Trial:
         of_row = problem.layout.dim
         if self.collapse:
             of_row += output_weights(problem) ** 2
-        return problem.n * of_row + OVERHEAD
+        return problem.n * of_row + _overhead(self.prepared)
 
     @property
     def plan(self) -> ChainPlan:
@@ -138,7 +138,7 @@ class _Trial:
     def _thin_of_short_ones(self) -> int:
         """Return the iterations per draw of as many short trajectories as there is time for, beside trial and folds."""
         method, problem = self.method, self.prepared.problem
-        size = problem.n * problem.layout.dim + OVERHEAD
+        size = problem.n * problem.layout.dim + _overhead(self.prepared)
         left = WORK - self.spent - _work_of_folds(self.prepared, method)
         affordable = int(left / (method.max_steps * method.chains * size) - method.warmup)
         return max(method.thin, affordable // method.draws)
@@ -149,7 +149,12 @@ def _work_of_folds(prepared: Prepared, method: HMC) -> float:
     one = fold_method(dataclasses.replace(method, thin=max(2, method.thin)), len(prepared.splits))
     assert isinstance(one, HMC)
     gradients = one.chains * (one.warmup + one.draws * one.thin) * one.max_steps
-    return float(gradients * sum(len(rows) * prepared.problem.layout.dim + OVERHEAD for rows, _ in prepared.splits))
+    dim, fixed = prepared.problem.layout.dim, _overhead(prepared)
+    return float(gradients * sum(len(rows) * dim + fixed for rows, _ in prepared.splits))
+
+
+def _overhead(prepared: Prepared) -> int:
+    return OVERHEAD if prepared.recipe.compiled else AUTOGRAD
 
 
 def _observed(prepared: Prepared, rows: npt.NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,8 @@ from typing import Any
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
 from credibly.tables.choices.array_table import ArrayTable, ArrayTargets
-from credibly.tables.choices.search import Rowset, choose
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.search import choose
 from credibly.tables.choices.table_choice import starting_recipe
 from credibly.tables.config import Config
 from credibly.tables.fit_summary import Candidate
@@ -67,6 +68,7 @@ def choose_recipe(
     table = ArrayTable(config, data, ArrayTargets.of(recipe.task, data.y))
     start, why = starting_recipe(table)
     free = {"hidden": open_hidden, "embedding": open_hidden, "prior_scale": open_scale, "noise": open_noise}
+    free["method"] = recipe.method == "auto"
     fixed = [name for name, is_open in (free | {"settings": not recipe.settings}).items() if not is_open]
     best, candidates = choose(start, data, fixed=fixed, seed=seed)
     return best, candidates, why

@@ -24,7 +24,7 @@ from credibly.tables.choices.batches import with_smaller_batch
 from credibly.tables.folds import fold_method
 from credibly.tables.model import TableModel
 from credibly.tables.prepared import Prepared
-from credibly.tables.splitting import folds_of
+from credibly.tables.splitting import choice_folds
 from credibly.tables.threads import threads_for
 from credibly.tables.weighted_scores import standard_error, weighted_mean
 
@@ -109,13 +109,13 @@ class FoldFits:
     @property
     def _splits(self) -> Sequence[tuple[Array, Array]]:
         prepared = self.prepared
-        return prepared.splits if len(prepared.splits) > 1 else folds_of(prepared.data.rows, prepared.config.seed)
+        return prepared.splits if len(prepared.splits) > 1 else choice_folds(prepared.data.rows, prepared.config.seed)
 
 
 def compare(chains: FoldFits, ensemble: FoldFits, folds: int = FOLDS) -> Comparison:
     """Compare how fits to some folds of the table predict the other rows, by weighted means if rows have weights.
 
-    A table with times has one split, into earlier and later rows, which takes the place of all folds.
+    With times, every fold predicts later rows from all earlier ones.
     """
     folds = min(folds, chains.splits)
     gain = np.concatenate([ensemble.densities(fold) - chains.densities(fold) for fold in range(folds)])

@@ -2,17 +2,18 @@
 
 Candidates are fitted to some of the rows and scored by the mean log predictive density of the others, in the units of
 the target, so that transforms of the target compare. Small tables are fitted by short runs of HMC, larger ones by small
-ensembles of networks with periodic embeddings, or without them if the target is smooth. The search starts from a
-default and changes one thing at a time; a change is kept if the density rises by more than a quarter of the standard
-error of the difference. These means are weighted if the rows are. A candidate that is clearly worse on the folds so far
-is not fitted to the others.
+ensembles of networks with periodic embeddings, or without them if the target is smooth. Tasks for which HMC is slow
+also have a linear model and a small network that are sampled. With times, later rows are predicted from earlier ones,
+several times over, also by a linear model, which continues a trend. The search starts from a default and changes one
+thing at a time; a change is kept if the density rises by more than a quarter of the standard error of the difference.
+These means are weighted if the rows are. A candidate that is clearly worse on the folds so far is not fitted to the
+others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,15 @@ from credibly.errors import InputError, TrainingError
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
 from credibly.tables.choices.batches import with_smaller_batch
-from credibly.tables.choices.smooth_candidate import PILOT, is_smooth, smooth_changes
+from credibly.tables.choices.chain_candidates import has_few_parameters
+from credibly.tables.choices.changes import UNSTOPPED, changes_of
+from credibly.tables.choices.rowset import Rowset
+from credibly.tables.choices.smooth_candidate import PILOT, is_smooth
 from credibly.tables.columns.scaling import InputScaling
 from credibly.tables.fit_summary import Candidate
-from credibly.tables.missing.training_gaps import TrainingGaps
 from credibly.tables.recipe import Recipe
-from credibly.tables.splitting import Rows, folds_of
-from credibly.tables.targets.scale import TargetScale, candidate_transforms
+from credibly.tables.splitting import choice_folds
+from credibly.tables.targets.scale import TargetScale
 from credibly.tables.threads import threads_for
 from credibly.tables.weighted_scores import standard_error, weighted_mean, weighted_splits
 
@@ -45,49 +48,14 @@ HMC_PILOT: dict[str, Any] = {
     "chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48, "until": None, "budget": None,
 }  # fmt: skip
 ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "epochs": 40, "patience": 6}
-# Rows from which tables have one held-out part instead of folds, and longer training.
-MANY = 10_000
-SCALES = (0.5, 1.0, 2.0, 4.0)
-# Inputs that an encoding may add to a table for HMC, and to others.
-SMALL_ADDED, LARGE_ADDED = 50, 200
-# Patience that disables early stopping.
-UNSTOPPED = 10_000
 # Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
 # smaller noise floor, a wider prior, or many more inputs).
 CLEAR, CLEAR_SLOW = 0.25, 2.0
+# With times: the gain, in standard errors over the folds, since rows of one fold share the error of its extrapolation;
+# and the least number of folds.
+CLEAR_LATER, LEAST_LATER = 1.0, 2
 # Loss on the folds so far, in standard errors of the difference, from which a candidate is not fitted to the others.
 HOPELESS = 2.0
-# Noise floors to try after the first.
-FLOORS = (0.03, 0.01)
-
-
-@dataclass(frozen=True, eq=False)
-class Rowset:
-    """The rows that a choice is made on.
-
-    Attributes:
-        x: standardised inputs, (N, P).
-        y: targets in their own units, (N,) or (N, K), or class indices.
-        numeric: indices of the numeric columns of x.
-        rows: what splits have to respect.
-        weight: weights of the rows; None for ones.
-        classes: number of classes; None if there are none.
-        gaps: missing cells of x, which holds means over completions there; None if there are none.
-    """
-
-    x: Array
-    y: Array
-    numeric: tuple[int, ...]
-    rows: Rows
-    weight: Array | None = None
-    classes: int | None = None
-    gaps: TrainingGaps | None = None
-
-    def at(self, rows: Array) -> Rowset:
-        """Return some of the rows."""
-        weight = None if self.weight is None else self.weight[rows]
-        gaps = None if self.gaps is None else self.gaps.at(rows)
-        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes, gaps)
 
 
 def choose(
@@ -110,12 +78,14 @@ def choose(
     rng = np.random.default_rng([seed, 0xC400])
     some = np.sort(rng.permutation(data.rows.count)[:ROWS])
     part = data.at(some) if len(some) < data.rows.count else data
-    used = next((folds for rows, folds in USED if part.rows.count <= rows), 1)
-    splits = weighted_splits(folds_of(part.rows, seed, FOLDS), part.weight)[:used]
+    later = part.rows.times is not None
+    used = next((folds for rows, folds in USED if part.rows.count <= rows), LEAST_LATER if later else 1)
+    splits = weighted_splits(choice_folds(part.rows, seed, FOLDS), part.weight)[:used]
     weight = None if part.weight is None else part.weight[np.concatenate([predicted for _, predicted in splits])]
     tried: dict[Recipe, Array] = {}
     scores: dict[Recipe, Candidate] = {}
-    most = _most(recipe, data, fixed)
+    changes = changes_of(recipe, data, fixed)
+    most = 1 + sum(len(list(change(recipe))) for change in changes)
 
     def score(candidate: Recipe, name: str, rival: Recipe | None = None) -> Array:
         """Return the densities of all folds; of fewer if the candidate is clearly worse than its rival on them."""
@@ -130,7 +100,11 @@ def choose(
                         raise
                     found = np.full(len(split[1]), -np.inf)
                 values = np.concatenate([values, found])
-                if rival is not None and _clearly_worse(values, known[: len(values)], _first(weight, len(values))):
+                if (
+                    rival is not None
+                    and not later
+                    and _clearly_worse(values, known[: len(values)], _first(weight, len(values)))
+                ):
                     break
             tried[candidate] = values
             n, own = len(values), _first(weight, len(values))
@@ -140,104 +114,26 @@ def choose(
                 value += weighted_mean(known, weight) - weighted_mean(known[:n], own)
             scores[candidate] = Candidate(name, value, error)
             if progress is not None:
-                progress(len(tried), most)
+                progress(len(tried), max(most, len(tried)))
         return tried[candidate]
 
     best = recipe
     score(best, _describe(recipe))
-    for change in _changes(recipe, data, fixed):
+    for change in changes:
         for name, candidate in change(best):
             densities, margin = score(candidate, name, best), _margin(candidate, best, data.rows.count)
-            if _clearly_better(densities, tried[best], weight, _bar(candidate, best), margin):
+            bar = _bar(candidate, best)
+            if later:
+                sizes = [len(predicted) for _, predicted in splits]
+                # Of two that extrapolate as well the one with few parameters.
+                bar = 0.0 if _is_small(candidate) and not _is_small(best) else max(bar, CLEAR_LATER)
+                better = _better_by_folds(densities, tried[best], weight, sizes, bar, margin)
+            else:
+                better = _clearly_better(densities, tried[best], weight, bar, margin)
+            if better:
                 best = candidate
     found = tuple(dataclasses.replace(one, chosen=tried_one == best) for tried_one, one in scores.items())
     return best, found
-
-
-Change = Callable[[Recipe], Iterator[tuple[str, Recipe]]]
-
-
-def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]:
-    """Return the changes to try in turn, each a function from the best recipe so far to its variants."""
-    found: list[Change] = []
-
-    def free(*names: str) -> bool:
-        return not set(names) & set(fixed)
-
-    real = recipe.task == "regression"
-    small = recipe.method == "hmc"
-    # First, since short fits of small networks take less time than those of wide ones, also to further candidates.
-    if not small and real and free("embedding", "hidden", "settings"):
-        width = data.x.shape[1]
-        if not free("inputs"):
-            width = InputScaling.fit(recipe.inputs, data.x, data.numeric).outputs(width)
-        found += smooth_changes(data.rows.count, width, prior_scale=free("prior_scale"), encoding=free("inputs"))
-    noises: list[Change] = []
-    if real and small and free("noise") and recipe.noise_floor:
-        noises.append(_floors)
-    if real and free("noise"):
-        other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
-        noises.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
-    if real and not small and free("noise"):
-        noises.append(_unless_smooth(_heavy_tails))
-    if recipe.task == "counts" and free("noise"):
-        noises.append(lambda best: iter([("noise poisson", dataclasses.replace(best, noise="poisson"))]))
-    transforms: list[Change] = []
-    if real and free("transform"):
-        kinds = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
-        transforms.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in kinds))
-    # A skewed target would need a wide prior and a low floor, which slow HMC down, so that its transform comes first.
-    found += transforms + noises if small else noises + transforms
-    if small and free("prior_scale"):
-        found += [_scales, _scales]
-    if free("inputs") and data.numeric:
-        encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
-        found.append(
-            _unless_smooth(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
-        )
-    if not small and data.rows.count > MANY and recipe.settings.get("schedule") == "constant":
-        found.append(_unless_smooth(lambda best: iter([("falling learning rate", _decayed(best))])))
-    if not small and free("embedding", "hidden") and data.numeric:
-        plain: dict[str, Any] = {"embedding": False, "activation": "silu"}
-        found.append(_unless_smooth(lambda best: iter([("no embedding", dataclasses.replace(best, **plain))])))
-    return found
-
-
-def _unless_smooth(change: Change) -> Change:
-    """Return a change of wide networks, which small smooth ones do not have."""
-    return lambda best: iter(()) if is_smooth(best) else change(best)
-
-
-def _useful(kind: str, data: Rowset, most: int) -> bool:
-    """Return whether an encoding changes anything, with at most `most` further inputs."""
-    scaling = InputScaling.fit(kind, data.x, data.numeric)
-    width = data.x.shape[1]
-    return bool(scaling.columns) and scaling.outputs(width) <= width + most
-
-
-def _scales(best: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield the next smaller and the next larger prior scale."""
-    for scale in (best.scale / 2, best.scale * 2):
-        if SCALES[0] <= scale <= SCALES[-1]:
-            yield f"prior scale {scale:g}", dataclasses.replace(best, prior_scale=scale)
-
-
-def _floors(best: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield smaller noise floors."""
-    if best.noise == "heteroscedastic":
-        yield from ((f"noise floor {floor:g}", dataclasses.replace(best, noise_floor=floor)) for floor in FLOORS)
-
-
-def _heavy_tails(best: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield heteroscedastic noise with heavy tails."""
-    if best.noise == "heteroscedastic":
-        yield "noise heteroscedastic-student", dataclasses.replace(best, noise="heteroscedastic-student")
-
-
-def _decayed(best: Recipe) -> Recipe:
-    """Return a recipe whose learning rate falls to zero over all epochs; nothing stops training before that."""
-    settings = {**best.settings, "schedule": "cosine", "patience": UNSTOPPED}
-    return dataclasses.replace(best, settings=settings)
 
 
 def _bar(new: Recipe, old: Recipe) -> float:
@@ -253,20 +149,20 @@ def _margin(new: Recipe, old: Recipe, rows: int) -> float:
     Short fits leave out all but `ROWS` rows, from which wide networks learn more than small ones. Their error falls at
     most by the square root of the number of rows, so they may gain half its logarithm.
     """
-    smaller = is_smooth(new) and not is_smooth(old)
+    smaller = _is_small(new) and not _is_small(old)
     return max(0.0, float(np.log(rows / ROWS)) / 2) if smaller else 0.0
 
 
-def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
-    """Return the most candidates there can be."""
-    return 1 + sum(len(list(change(recipe))) for change in _changes(recipe, data, fixed))
+def _is_small(recipe: Recipe) -> bool:
+    return is_smooth(recipe) or has_few_parameters(recipe)
 
 
 def _describe(recipe: Recipe) -> str:
     kind = "HMC" if recipe.method == "hmc" else "ensemble"
-    widths = " and ".join(str(w) for w in recipe.hidden) or "no"
+    widths = " and ".join(str(w) for w in recipe.hidden)
+    network = f"{widths} units" if widths else "linear model"
     embedded = ", periodic embeddings" if recipe.embedding else ""
-    return f"{kind}, {widths} units{embedded}, prior scale {recipe.scale:g}, noise {recipe.noise}"
+    return f"{kind}, {network}{embedded}, prior scale {recipe.scale:g}, noise {recipe.noise}"
 
 
 def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, seed: int) -> Array:
@@ -339,3 +235,15 @@ def _clearly_better(new: Array, old: Array, weight: Array | None, bar: float = C
         return True
     gain = new - old
     return weighted_mean(gain, weight) > margin + bar * standard_error(gain, weight)
+
+
+def _better_by_folds(
+    new: Array, old: Array, weight: Array | None, sizes: Sequence[int], bar: float, margin: float
+) -> bool:
+    """Return whether the new densities are better by more than chance, with the means of folds as the observations."""
+    if not np.isfinite(new).all() or not np.isfinite(old).all() or len(sizes) < 2:
+        return _clearly_better(new, old, weight, bar, margin)
+    ends = np.cumsum(sizes)[:-1]
+    weights = np.split(np.ones(len(new)) if weight is None else weight, ends)
+    means = np.array([weighted_mean(gain, own) for gain, own in zip(np.split(new - old, ends), weights)])
+    return weighted_mean(new - old, weight) > margin + bar * standard_error(means)

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from credibly.tables.choices.array_table import ArrayTable
+from credibly.tables.choices.chain_candidates import CHAINS, is_affordable
 from credibly.tables.choices.chain_plan import LENGTHS, ChainPlan, plan_chains
+from credibly.tables.choices.changes import MANY, UNSTOPPED
 from credibly.tables.choices.fallback import FoldFits, compare
-from credibly.tables.choices.search import MANY, UNSTOPPED, choose
+from credibly.tables.choices.search import choose
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.prepared import Prepared
-from credibly.tables.recipe import HEAVY, Recipe
+from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import RULES, tune
 
-# Rows times parameters up to which HMC, its pilots, its trial and its folds take about two minutes on two cores.
-AFFORDABLE = 1_200_000
-# Chains of a table. Steps of half the default error, with a warm-up that also finds step sizes which shrink while the
-# chains approach noise of small variance.
-CHAINS: dict[str, Any] = {"warmup": 300, "max_steps": 250, "target_accept": 0.9, "thin": 4}
 HIDDEN = (50,)
 # Smallest standard deviation of the noise, in standard deviations of the target, that the search starts from. Without
 # one, the variance at repeated rows has no bound, and neither has the curvature that step sizes follow.
@@ -52,9 +49,13 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
         "transform": config.transform == "auto",
         "inputs": config.inputs == "auto",
         "settings": not config.settings,
+        "method": config.method == "auto",
     }
     fixed = [name for name, is_free in free.items() if not is_free]
     best, candidates = choose(recipe, prepared.data, fixed=fixed, seed=config.seed, progress=progress)
+    if best.method != recipe.method:
+        kind = "network" if best.hidden else "linear model"
+        why = f"a small {kind} sampled by HMC predicts rows that it has not seen better than a deep ensemble does"
     found = dataclasses.replace(prepared.with_recipe(best, candidates), why=why)
     if best.method != "hmc" or set(config.settings) & set(LENGTHS):
         return found
@@ -79,7 +80,9 @@ def _chains_or_ensemble(
     # One fold first: most of the time goes into the choice of an ensemble, which is not worth it if none is needed.
     result = compare(ours, FoldFits(ensemble), folds=1)
     if not result.hopeless:
-        other, others = choose(start, prepared.data, fixed=fixed, seed=prepared.config.seed, progress=progress)
+        other, others = choose(
+            start, prepared.data, fixed=[*fixed, "method"], seed=prepared.config.seed, progress=progress
+        )
         ensemble = prepared.with_recipe(other)
         result = compare(ours, FoldFits(ensemble))
     why = (
@@ -96,10 +99,6 @@ def _chains_or_ensemble(
         why = f"{why}; it is kept because a deep ensemble would predict worse ({density})"
         candidates = (*chains.candidates, *_not_chosen(others))
     return dataclasses.replace(chosen, candidates=candidates, why=why)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:,.1f} times" if ratio >= 1.05 else "slightly more than"
 
 
 def _not_chosen(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -140,9 +139,8 @@ def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
     parameters = small.problem(data.x[:2], prepared.preparation.standardise(data.y[:2]), classes=data.classes).dim
     rows = data.rows.count
     work = f"{rows:,} rows by {parameters:,} parameters"
-    # The compiled sampler has these likelihoods; with others a gradient takes many times as long.
-    fast = given.task == "classification" or (given.task == "regression" and noise not in HEAVY)
-    if config.method == "hmc" or (config.method == "auto" and fast and rows * parameters <= AFFORDABLE):
+    fast = small.compiled
+    if config.method == "hmc" or (config.method == "auto" and fast and is_affordable(small, rows, parameters)):
         reason = f"{work} is small enough for HMC, which samples the posterior without approximating it"
         small = dataclasses.replace(small, settings={**CHAINS, **given.settings})
         return small, "requested" if config.method == "hmc" else reason

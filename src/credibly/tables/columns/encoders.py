@@ -26,6 +26,8 @@ MOST_LEVELS = 250
 # A text column counts as an identifier if it has more than MAX_LEVELS distinct values and more than this fraction of
 # its values are distinct.
 DISTINCT = 0.9
+# Words per value from which it counts as free text instead.
+SENTENCE = 4
 # Standardised values are clipped here, so that a cell of 1e300 still fits a float32.
 LIMIT = 1e6
 # Standardised distance outside the training range from which a row gets a note.
@@ -172,6 +174,11 @@ def fit_column(name: str, cells: Any, conventions: Conventions = USUAL) -> Colum
         return fit_date(name, cells, *day_first(present))
     distinct = pc.count_distinct(present).as_py()
     if distinct > MAX_LEVELS and distinct > DISTINCT * len(present):
+        if pc.mean(pc.count_substring(pc.utf8_trim_whitespace(present), " ")).as_py() >= SENTENCE - 1:
+            return "left out", (
+                f"looks like free text: {distinct:,} distinct values in {len(present):,} cells; to use it, convert it"
+                " to numbers, such as embeddings of a language model; otherwise --drop it"
+            )
         return "left out", (
             f"looks like an identifier: {distinct:,} distinct values in {len(present):,} cells; to use it, group them "
             f"into at most {MAX_LEVELS} categories or convert them to numbers; otherwise --drop it"

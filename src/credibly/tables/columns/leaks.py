@@ -13,6 +13,14 @@ from credibly.tables.columns.screened import Array, ScreenedColumns
 COPY = 0.9999
 # Number of rows of every class from which a column that separates them is called a leak.
 LEAST_ROWS = 10
+# The end of every such warning, by which a report recognises it.
+UNLESS = "unless it is known before"
+
+
+def leak_in(warning: str) -> str | None:
+    """Return what a warning of `leaks` found, without the advice; None for another warning."""
+    found, _, advice = warning.partition("; pass --drop ")
+    return found if UNLESS in advice else None
 
 
 def leaks(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
@@ -26,7 +34,7 @@ def leaks(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
                 both = np.isfinite(x)
                 same = bool((x[both] == y[both]).all())
                 how = "is a copy of" if same else f"has a correlation of {r:.6f} with"
-                yield f"{name} {how} the target {target}; pass --drop {name} unless it is known before {target} is"
+                yield f"{name} {how} the target {target}; pass --drop {name} {UNLESS} {target} is"
         return
     (target,) = columns.targets
     classes, count = columns.codes(target), columns.distinct(target)
@@ -36,15 +44,15 @@ def leaks(columns: ScreenedColumns, names: list[str]) -> Iterator[str]:
         # As many values as classes, and as many pairs of them: one to one.
         if columns.distinct(name) == count and len(np.unique(columns.codes(name) * count + classes)) == count:
             yield (
-                f"every value of {name} matches one class of the target {target}; pass --drop {name} unless it is"
-                f" known before {target} is"
+                f"every value of {name} matches one class of the target {target}; pass --drop {name} {UNLESS}"
+                f" {target} is"
             )
         else:
             x = columns.numbers(name)
             if x is not None and _separates(x, classes):
                 yield (
                     f"{name} alone separates the classes of the target {target} without an exception; pass --drop"
-                    f" {name} unless it is known before {target} is"
+                    f" {name} {UNLESS} {target} is"
                 )
 
 

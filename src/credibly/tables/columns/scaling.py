@@ -1,4 +1,7 @@
-"""Further encodings of network inputs, chosen by folds: normal scores of skewed columns and integers as categories."""
+"""Further encodings of network inputs, chosen by folds: normal scores of skewed columns and integers as categories.
+
+With times there are inputs clipped to their training range too: predictions stay where they were at its end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from credibly.errors import StoreError
 
 Array = npt.NDArray[Any]
 
-KINDS = ("standard", "quantile", "categories")
+KINDS = ("standard", "quantile", "categories", "clipped")
 # Most knots of a quantile scale, and rows for each of them.
 KNOTS, ROWS_EACH = 100, 15
 # A standardised column with this few distinct values is left as it is by "quantile".
@@ -30,10 +33,10 @@ class InputScaling:
 
     Attributes:
         kind: "standard" (unchanged), "quantile" (numeric columns become normal scores of their ranks in the training
-            rows) or "categories" (numeric columns with few distinct values get an input for each value beside their
-            own).
+            rows), "categories" (numeric columns with few distinct values get an input for each value beside their own)
+            or "clipped" (every input stays within its range in the training rows).
         columns: indices of the columns that it changes or adds to.
-        points: for each of them, the knots of the quantile scale or the values with an input.
+        points: for each of them, the knots of the quantile scale, the values with an input, or the range.
     """
 
     kind: str = "standard"
@@ -44,6 +47,9 @@ class InputScaling:
     def fit(cls, kind: str, x: Array, numeric: tuple[int, ...]) -> InputScaling:
         """Fit to standardised training inputs, of which those in `numeric` are numeric columns."""
         columns, points, added = [], [], 0
+        if kind == "clipped":
+            ends = np.stack([x.min(0), x.max(0)], 1).astype(np.float64)
+            return cls(kind, tuple(range(len(ends))), tuple((low, high) for low, high in ends.tolist()))
         distinct = {j: np.unique(x[:, j].astype(np.float64)) for j in (numeric if kind != "standard" else ())}
         for j, values in sorted(distinct.items(), key=lambda item: len(item[1])):
             if kind == "quantile" and len(values) > FEW:
@@ -80,6 +86,9 @@ class InputScaling:
         """Return the encoded inputs in float32."""
         if self.kind == "standard":
             return x
+        if self.kind == "clipped":
+            low, high = np.array(self.points, dtype=np.float32).T
+            return np.clip(np.asarray(x, dtype=np.float32), low, high)
         if self.kind == "quantile":
             out = np.array(x, dtype=np.float32)
             for j, knots in zip(self.columns, self.points):

@@ -14,7 +14,7 @@ from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
 from credibly.tables.choices.estimator_choice import choose_recipe, tuning_rule
-from credibly.tables.choices.search import Rowset
+from credibly.tables.choices.rowset import Rowset
 from credibly.tables.columns.scaling import STANDARD, InputScaling
 from credibly.tables.estimating.arrays import Array, is_width, seed_of
 from credibly.tables.estimating.encoding import InputEncoder, new_rows
