@@ -6,10 +6,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from stream_rows import Rows
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
@@ -17,33 +17,11 @@ from torch.utils.data import (
 )
 
 import credibly as cr
-from conftest import mlp, randn
+from conftest import mlp
 from credibly.core import loading, stream
 from credibly.core.stream import as_stream
 
 GAUSSIAN, PRIOR = cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0)
-
-
-class Rows(Dataset):
-    """Rows whose first input is their index; `noise` augments the others."""
-
-    def __init__(self, n=20, noise=0.0, source="torch"):
-        self.x = torch.cat([torch.arange(n).unsqueeze(1).float(), randn(n, 2)], 1)
-        self.y, self.noise, self.source = randn(n, 1, seed=1), noise, source
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        x = self.x[i].clone()
-        if self.noise:
-            draws = {
-                "torch": lambda: float(torch.randn(())),
-                "numpy": lambda: float(np.random.randn()),
-                "python": lambda: random.gauss(0, 1),
-            }
-            x[1:] += self.noise * draws[self.source]()
-        return x, self.y[i]
 
 
 class Flow(IterableDataset):
