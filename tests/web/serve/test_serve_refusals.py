@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from served import CSV, JSON, first_lines, records, refused, serving
+
+# Since 3.14 the limit of Python's JSON decoder is the size of the stack; the list in place of a cell is then the fault.
+NESTED = (400, ["nested"]) if sys.version_info < (3, 14) else (422, ["rows[0].age", "a list"])
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ class TestBodies:
             (b'{"rows": [], "more": 1}', 422, ["'more'"]),
             (b"\xff\xfe", 400, ["UTF-8"]),
             (b"[" * 100_000, 400, ["nested"]),
-            (b'[{"age": ' * 5_000 + b"1" + b"}]" * 5_000, 400, ["nested"]),
+            (b'[{"age": ' * 5_000 + b"1" + b"}]" * 5_000, *NESTED),
             (b'[{"age": ' + b"9" * 5_000 + b"}]", 400, ["too long"]),
             (b'[{"age": NaN}]', 400, ["NaN", "null"]),
             (b'[{"age": -Infinity}]', 400, ["-Infinity", "null"]),
