@@ -86,7 +86,7 @@ class TestFindings:
         found = findings.coverage(changed(diabetes, {"coverage": observed}))
         assert found.severity == severity
         assert word in found.text
-        assert "with 88 rows, 82% to 97% is within chance" in found.text
+        assert "with 88 rows, 81.8% to 96.6% is within chance" in found.text
 
     def test_the_same_coverage_is_within_chance_with_few_rows(self, diabetes):
         few = changed(diabetes, {"coverage": 0.75}, y=diabetes.y[:20])

@@ -12,7 +12,7 @@ import torch
 import credibly as cr
 from credibly.errors import InputError
 from credibly.likelihoods import HeteroscedasticGaussian
-from credibly.tables.choices import chain_plan, changes, search, table_choice
+from credibly.tables.choices import chain_plan, search, smooth_candidate, table_choice
 from credibly.tables.choices.array_table import ArrayTable, ArrayTargets
 from credibly.tables.choices.chain_plan import ChainPlan, plan_chains
 from credibly.tables.choices.changes import MANY, UNSTOPPED, changes_of
@@ -178,7 +178,7 @@ class TestFallback:
         monkeypatch.setattr(search, "HMC_PILOT", QUICK)
         monkeypatch.setattr(search, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
-        monkeypatch.setattr(changes, "affordable_members", lambda rows, inputs: 0)
+        monkeypatch.setattr(smooth_candidate, "affordable_members", lambda rows, inputs, cost=1.0: 0)
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
         monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))

@@ -45,6 +45,7 @@ def test_the_mean_is_fitted_first_only_where_small_networks_are_the_best():
     ((name, found),) = with_mean_first(smooth, 11_000, 16)
     assert name == "small smooth network, Gauss-Newton steps, mean first"
     assert found.settings["mean_first"] is True
+    assert found.settings["steps"] > smooth.settings["steps"]
     assert found.settings["members"] == affordable_members(11_000, 16, 1.5) < affordable_members(11_000, 16)
     assert found.fitter(11_000, 600).mean_first
     assert not list(with_mean_first(wide, 11_000, 16))
